@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
-from perfscope.analyzers.shared.parts import COLUMNS, Parts, StepParts, split
+from perfscope.analyzers.shared.parts import COLUMNS, DeviceStep, Parts, split
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
@@ -51,7 +51,7 @@ class RankParts(Figures, frozen=True, array_like=True):
     first_ns: int
     last_ns: int
     total: Parts
-    steps: Annotated[tuple[StepParts, ...], Doc("Each marked step.")]
+    steps: Annotated[tuple[DeviceStep, ...], Doc("Each marked step.")]
     outside: Annotated[Outside | None, Doc("What ran besides marked steps; None where there are none.")]
     device_events: Annotated[int, Doc("Kernels, copies and fills.")]
     damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
@@ -180,12 +180,12 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
     events = trace.device
     rows = events.device == device
     of_device = events.take(rows)
-    steps: list[StepParts] = []
+    steps: list[DeviceStep] = []
     step_of = np.where(rows, trace.step, ABSENT)
     for step in distinct(step_of[step_of != ABSENT]):
         members = events.take(step_of == step)
         name, host = trace.names[trace.steps.name[step]], int(trace.steps.duration_ns[step])
-        steps.append(StepParts(name, split(members), host))
+        steps.append(DeviceStep(name, split(members), host))
     return RankParts(
         rank=trace.rank,
         device=device,

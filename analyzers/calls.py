@@ -78,7 +78,7 @@ class PageableCalls(BlockingCalls, frozen=True):
     bytes: Annotated[float, Doc("What they copy.")]
 
 
-class RankCalls(Figures, frozen=True, array_like=True):
+class RankBlockingCalls(Figures, frozen=True, array_like=True):
     """The calls of one device's host.
 
     Attributes:
@@ -116,7 +116,7 @@ class RankCalls(Figures, frozen=True, array_like=True):
 class Calls(Result, frozen=True):
     """``results.calls``: calls of CUDA that hold the host up."""
 
-    ranks: Annotated[Sequence[RankCalls], Doc("Each device.")]
+    ranks: Annotated[Sequence[RankBlockingCalls], Doc("Each device.")]
 
     TABLES = (
         Table(
@@ -141,14 +141,14 @@ class Calls(Result, frozen=True):
         return (self.TABLES[0].section(rows, [note], most=MOST_ROWS),)
 
 
-def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
+def measure(trace: Trace) -> tuple[RankBlockingCalls, ...] | None:
     """The calls of each device of one trace; None where it marks no step with device events."""
     if not len(trace.device) or not len(trace.calls) or not len(trace.steps):
         return None
     return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
-def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Calls:
+def analyze(partials: Sequence[tuple[RankBlockingCalls, ...]]) -> Calls:
     """Put the ranks in order.
 
     Raises:
@@ -165,7 +165,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Calls:
     return Calls(ranks)
 
 
-def _measure_device(trace: Trace, device: int) -> RankCalls:
+def _measure_device(trace: Trace, device: int) -> RankBlockingCalls:
     kinds, copied = _kinds(trace, device)
     in_steps = span_at(trace.steps, trace.calls.start_ns) != ABSENT
     launches = trace.launch[(trace.device.device == device) & (trace.launch != ABSENT)]
@@ -185,7 +185,7 @@ def _measure_device(trace: Trace, device: int) -> RankCalls:
         Caller(KINDS[kind], operator or None, function or None, len(trace.steps), *entry)
         for (kind, operator, function), entry in sums.items()
     ]
-    return RankCalls(
+    return RankBlockingCalls(
         rank=trace.rank,
         device=device,
         steps=len(trace.steps),

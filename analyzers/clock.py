@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.collectives.calls import EXCHANGES, SYNCHRONISING, Kind
+from perfscope.analyzers.collectives.calls import EXCHANGES, SYNCHRONISING, OperationKind
 from perfscope.analyzers.collectives.matching import MatchedCalls, match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
@@ -45,7 +45,7 @@ class RankClock(Figures, frozen=True):
     residual_us = InUnitIfKnown("residual_ns", NS_PER_US, "The uncertainty of the offset.")
 
 
-class Clock(Result, frozen=True):
+class ClockOffsets(Result, frozen=True):
     """``results.clock``: how far the clocks of ranks are apart."""
 
     reference_rank: Annotated[int, Doc("The rank whose clock the others are compared with.")]
@@ -114,7 +114,7 @@ class _Links(defaultdict[int, dict[int, _Link]]):
             self[partner][first] = _Link(-link.offset, link.residual, link.operations)
 
 
-def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
+def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> ClockOffsets:
     """Align every rank to the lowest one.
 
     Raises:
@@ -129,7 +129,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
         raise MissingInput("needs the traces of two ranks or more of one host, or that made collectives together")
     first = next(iter(hosts))
     reached = _reach(first, links)
-    return Clock(first, tuple(_clock(rank, host, reached.get(rank)) for rank, host in hosts.items()))
+    return ClockOffsets(first, tuple(_clock(rank, host, reached.get(rank)) for rank, host in hosts.items()))
 
 
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
@@ -181,7 +181,7 @@ class _Times(NamedTuple):
     end_ns: Int64
 
 
-def _aligns(kind: Kind) -> bool:
+def _aligns(kind: OperationKind) -> bool:
     """Whether the ends of an operation nearly coincide; who gets nothing in an exchange may leave it early."""
     is_stated = kind.operation not in EXCHANGES or kind.bytes != ABSENT
     return kind.operation in SYNCHRONISING and is_stated

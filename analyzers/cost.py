@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.analyzers.shared.statistics import median
 from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_s, profiled_steps
-from perfscope.analyzers.shared.window_effect import SMALLEST_EFFECT, Verdict, WindowEffect
+from perfscope.analyzers.shared.window_effect import SMALLEST_EFFECT, Effect, WindowEffect
 from perfscope.constants import MB, MS_PER_S, NS_PER_S, US_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Section, in_unit
@@ -119,10 +119,10 @@ class Cost(Result, frozen=True):
     def _describe_change(self, change: float) -> str:
         """The change after the window as far as it means something: a median of very few steps means little."""
         effect = self.effect
-        if effect is not None and effect.verdict is Verdict.UNTESTED:
+        if effect is not None and effect.verdict is Effect.UNTESTED:
             is_few = min(effect.before, effect.after) < FEWEST_STEPS
             return "too few to compare" if is_few else f"not compared: {effect.reason}"
-        is_noise = effect is not None and effect.verdict is Verdict.NO_DIFFERENCE and abs(change) >= SMALLEST_EFFECT
+        is_noise = effect is not None and effect.verdict is Effect.NO_DIFFERENCE and abs(change) >= SMALLEST_EFFECT
         return f"{change:+.1%}{', within the noise of the steps' if is_noise else ''}"
 
     def _notes(self) -> Iterator[str]:

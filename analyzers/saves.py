@@ -43,7 +43,7 @@ _UNITS = ((GB // 10, "GB", GB), (MB // 10, "MB", MB), (0, "kB", KB))
 _OPTIONAL = ("Checkpoint", "Ranks", "Files", "Share of the run (%)", "Slowest rank", "In the background (s)")
 
 
-class Save(Figures, frozen=True):
+class CheckpointSave(Figures, frozen=True):
     """One checkpoint over all ranks, with all of its files."""
 
     step: Annotated[int | None, Doc("The training step after which it was saved.")]
@@ -77,7 +77,7 @@ class Save(Figures, frozen=True):
 class SaveTimes(Result, frozen=True):
     """``results.saves``: the checkpoints of a run, and what saving them cost."""
 
-    saves: Annotated[tuple[Save, ...], Doc("Each save, in order.")]
+    saves: Annotated[tuple[CheckpointSave, ...], Doc("Each save, in order.")]
     blocked_s: Annotated[float | None, Doc("How long saves stalled training, moments of several ranks counted once.")]
     run_s: Annotated[float | None, Doc("From the beginning of the first step to the end of the last step or save.")]
     blocked_share: Annotated[float | None, Doc("``blocked_s / run_s``.")]
@@ -180,7 +180,7 @@ def _summarize(
     timings: Sequence[SaveTiming],
     blocked_share: float | None,
     checkpoint_bytes: int | None,
-) -> Save:
+) -> CheckpointSave:
     processes: dict[int | None, list[SaveTiming]] = {}
     for timing in timings:
         processes.setdefault(timing.rank, []).append(timing)
@@ -189,7 +189,7 @@ def _summarize(
     slowest = max(blocked_ns, key=lambda rank: blocked_ns[rank])
     modes = {timing.asynchronous for timing in timings if timing.asynchronous is not None}
     files, size_bytes = _count_files(timings)
-    return Save(
+    return CheckpointSave(
         step=next((timing.step for timing in timings if timing.step is not None), None),
         ranks=len(processes) - (None in processes),
         blocked_s=blocked_ns[slowest] / NS_PER_S if is_timed else None,
@@ -237,7 +237,7 @@ def _find_path(timings: Sequence[SaveTiming]) -> str | None:
 
 
 def _notes(
-    saves: Sequence[Save], groups: Sequence[Sequence[SaveTiming]], blocked_ns: int | None, run_ns: int | None
+    saves: Sequence[CheckpointSave], groups: Sequence[Sequence[SaveTiming]], blocked_ns: int | None, run_ns: int | None
 ) -> Iterable[str]:
     sources = dict.fromkeys(timing.source for group in groups for timing in group)
     yield f"Timed by {', '.join(sources)}; page caches count as disk."

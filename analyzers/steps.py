@@ -24,7 +24,7 @@ from perfscope.analyzers.shared.step_selection import (
     profiled_steps,
     steps_after_export,
 )
-from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
+from perfscope.analyzers.shared.window_effect import Effect, WindowEffect
 from perfscope.constants import MS_PER_S, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.frameworks import STEP_BOUNDARIES
@@ -366,7 +366,7 @@ def _on_undisturbed_steps(ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
 
 def _on_effect(effect: WindowEffect) -> list[str]:
     """Whether the steps behind the first window differ from those before it, and what follows from that."""
-    if effect.verdict is Verdict.UNTESTED:
+    if effect.verdict is Effect.UNTESTED:
         if not effect.after:
             return []
         advice = " Profile later steps, such as `--steps 20-22`." if effect.before < FEWEST_STEPS else ""
@@ -378,11 +378,11 @@ def _on_effect(effect: WindowEffect) -> list[str]:
         f"before it ({effect.change or 0:+.1%}, 99 % interval {effect.change_low:+.1%} to {effect.change_high:+.1%})"
     )
     texts = {
-        Verdict.SLOWER: f"The window slowed the steps behind it: {medians}. Step time, throughput, MFU and energy "
+        Effect.SLOWER: f"The window slowed the steps behind it: {medians}. Step time, throughput, MFU and energy "
         f"are of the {effect.before} steps before the window.",
-        Verdict.FASTER: f"Steps behind the window are faster: {medians}. A window cannot do that: something else "
+        Effect.FASTER: f"Steps behind the window are faster: {medians}. A window cannot do that: something else "
         "slowed the steps before it, such as start-up; the step time is over both.",
-        Verdict.DRIFT: f"Step times differ on both sides of the window: {medians}. They drift, or the steps before it "
+        Effect.DRIFT: f"Step times differ on both sides of the window: {medians}. They drift, or the steps before it "
         "are too few to blame it; the step time is over both.",
     }
     return [texts[effect.verdict]] if effect.verdict in texts else []

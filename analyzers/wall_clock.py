@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from perfscope import report
 from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.analyzers.shared.parts import Part
+from perfscope.analyzers.shared.parts import LifePart
 from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
@@ -36,34 +36,34 @@ UNEXPLAINED = "unexplained"
 _GARBAGE, _WINDOW = "garbage collection", "profiler window"
 #: Parts that are known as intervals; the first that claims a moment has it.
 _CLAIMS = {
-    "save": Part.SAVES,
-    "compilation": Part.COMPILATION,
-    "first_batch": Part.DATA_WAIT,
-    "generation": Part.GENERATION,
-    "validation": Part.VALIDATION,
+    "save": LifePart.SAVES,
+    "compilation": LifePart.COMPILATION,
+    "first_batch": LifePart.DATA_WAIT,
+    "generation": LifePart.GENERATION,
+    "validation": LifePart.VALIDATION,
 }
 #: What is said of a part as the cause of a slow step; the step's own time is not a cause.
 _CAUSES = {
-    Part.DATA_WAIT: "data wait",
-    Part.COMPILATION: "compilation",
-    Part.VALIDATION: "validation",
-    Part.VALIDATION_WAIT: "validation",
-    Part.GENERATION: "generation",
-    Part.SAVES: "checkpoint save",
-    Part.BETWEEN: Part.BETWEEN.label,
-    Part.WINDOW_START: _WINDOW,
-    Part.WINDOW_STOP: _WINDOW,
-    Part.WINDOW_EXPORT: _WINDOW,
-    Part.HOOKS: Part.HOOKS.label,
+    LifePart.DATA_WAIT: "data wait",
+    LifePart.COMPILATION: "compilation",
+    LifePart.VALIDATION: "validation",
+    LifePart.VALIDATION_WAIT: "validation",
+    LifePart.GENERATION: "generation",
+    LifePart.SAVES: "checkpoint save",
+    LifePart.BETWEEN: LifePart.BETWEEN.label,
+    LifePart.WINDOW_START: _WINDOW,
+    LifePart.WINDOW_STOP: _WINDOW,
+    LifePart.WINDOW_EXPORT: _WINDOW,
+    LifePart.HOOKS: LifePart.HOOKS.label,
 }
 #: The same of what another rank did.
 _CAUSES_OF_PEERS = {
     **{kind: _CAUSES[part] for kind, part in _CLAIMS.items()},
     "garbage": _GARBAGE,
-    FIRST_STEP: Part.FIRST_STEP.label,
+    FIRST_STEP: LifePart.FIRST_STEP.label,
     WINDOW: _WINDOW,
 }
-_OWN = (Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS)
+_OWN = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,9 +85,9 @@ class Ledger:
     host: str | None
     start_ns: int
     end_ns: int
-    parts: dict[Part, int]
+    parts: dict[LifePart, int]
     step: Int64
-    by_step: dict[Part, Int64]
+    by_step: dict[LifePart, Int64]
     is_start_known: bool
     is_end_known: bool
     is_first_step_known: bool
@@ -100,25 +100,25 @@ class Ledger:
     @property
     def step_ns(self) -> Int64:
         """The time of each step with everything in it and with the boundary before it."""
-        return self.in_steps(Part)
+        return self.in_steps(LifePart)
 
     @property
-    def by_size(self) -> list[tuple[Part, int]]:
+    def by_size(self) -> list[tuple[LifePart, int]]:
         """The parts that took time, the largest first."""
         return sorted(((part, part_ns) for part, part_ns in self.parts.items() if part_ns), key=lambda pair: -pair[1])
 
-    def in_steps(self, parts: Sequence[Part] | type[Part]) -> Int64:
+    def in_steps(self, parts: Sequence[LifePart] | type[LifePart]) -> Int64:
         """The time of some parts in each step."""
         whole = np.zeros(len(self.step), np.int64)
         for part in parts:  # in place: a week's columns together are large
             whole += self.by_step[part]
         return whole
 
-    def label(self, part: Part) -> str:
+    def label(self, part: LifePart) -> str:
         """A part as tables name it."""
-        if part is Part.BEFORE_FIRST_STEP and not self.is_first_step_known:
+        if part is LifePart.BEFORE_FIRST_STEP and not self.is_first_step_known:
             return "start-up until the end of the first step"
-        if part is Part.SET_UP and Part.IMPORTS not in self.parts:
+        if part is LifePart.SET_UP and LifePart.IMPORTS not in self.parts:
             return "start-up: imports and the script's set-up"
         return part.label
 
@@ -171,15 +171,15 @@ class _Division:
             self.start = min(timeline.started_ns, self.first)
         self.end = max([int(ends[-1]), timeline.ended_ns or 0, *spans.end_ns.tolist()])
         self.rest = union(np.array([self.start]), np.array([self.end])) - union(ends[:-1], self.begins[1:])
-        self.by_step: dict[Part, Int64] = dict.fromkeys(Part, np.broadcast_to(np.int64(0), count))
-        self.outside = dict.fromkeys(Part, 0)
+        self.by_step: dict[LifePart, Int64] = dict.fromkeys(LifePart, np.broadcast_to(np.int64(0), count))
+        self.outside = dict.fromkeys(LifePart, 0)
 
-    def add(self, part: Part, amount: Int64) -> None:
+    def add(self, part: LifePart, amount: Int64) -> None:
         """Add to a part; one that no step has shares its zeros with others like it."""
         if amount.any():
             self.by_step[part] = self.by_step[part] + amount
 
-    def move(self, whole: Part, part: Part, amount_ns: int) -> None:
+    def move(self, whole: LifePart, part: LifePart, amount_ns: int) -> None:
         """Take an amount from a part outside of steps, at most all of it, for another one."""
         taken = min(amount_ns, self.outside[whole])
         self.outside[whole] -= taken
@@ -204,10 +204,10 @@ class _Division:
         if rows.any():
             row_of_span = np.searchsorted(self.ends, spans.end_ns[rows])
             waits = np.bincount(row_of_span, spans.wait_ns[rows], len(self.ends) + 1).astype(np.int64)
-            in_steps = self.by_step[Part.VALIDATION].copy()
-            self.add(Part.VALIDATION_WAIT, _take(in_steps, waits[:-1]))
-            self.by_step[Part.VALIDATION] = in_steps
-            self.move(Part.VALIDATION, Part.VALIDATION_WAIT, int(waits[-1]))
+            in_steps = self.by_step[LifePart.VALIDATION].copy()
+            self.add(LifePart.VALIDATION_WAIT, _take(in_steps, waits[:-1]))
+            self.by_step[LifePart.VALIDATION] = in_steps
+            self.move(LifePart.VALIDATION, LifePart.VALIDATION_WAIT, int(waits[-1]))
 
     def take_start_and_end(self) -> None:
         """Divide the time before the first step at what is known of it; the rest is after the last step."""
@@ -215,10 +215,10 @@ class _Division:
         for moment in (self.timeline.hooked_ns, self.timeline.torch_loaded_ns):
             edges.append(self.start if moment is None else min(max(moment, self.start), edges[-1]))
         first, hooked, loaded = edges
-        self.outside[Part.IMPORTS] += self.rest.clip(self.start, loaded).measure
-        self.outside[Part.SET_UP] += self.rest.clip(loaded, hooked).measure
-        self.outside[Part.BEFORE_FIRST_STEP] += self.rest.clip(hooked, first).measure
-        self.outside[Part.END] = self.rest.clip(int(self.ends[-1]), self.end).measure
+        self.outside[LifePart.IMPORTS] += self.rest.clip(self.start, loaded).measure
+        self.outside[LifePart.SET_UP] += self.rest.clip(loaded, hooked).measure
+        self.outside[LifePart.BEFORE_FIRST_STEP] += self.rest.clip(hooked, first).measure
+        self.outside[LifePart.END] = self.rest.clip(int(self.ends[-1]), self.end).measure
 
     def take_boundaries(self, windows: Sequence[Window]) -> None:
         """Divide the boundaries between steps: windows, also before the first step and after the last, and hooks."""
@@ -226,12 +226,13 @@ class _Division:
         numbers = self.steps.step
         rows = {int(step): row for row, step in enumerate(numbers.tolist())} if windows else {}
         for window in windows:
+            export_ns = window.export_ns + (window.release_ns or 0)
             before, is_before_all = max(window.first_step - 1, 1), window.first_step - 1 <= numbers[0]
             behind, is_behind_all = window.last_step + 1, window.last_step >= numbers[-1]
             for part, step, outer, is_outer, stall_ns in (
-                (Part.WINDOW_STOP, behind, Part.END, is_behind_all, window.stop_ns),
-                (Part.WINDOW_EXPORT, behind, Part.END, is_behind_all, window.export_ns + (window.release_ns or 0)),
-                (Part.WINDOW_START, before, Part.BEFORE_FIRST_STEP, is_before_all, window.start_ns),
+                (LifePart.WINDOW_STOP, behind, LifePart.END, is_behind_all, window.stop_ns),
+                (LifePart.WINDOW_EXPORT, behind, LifePart.END, is_behind_all, export_ns),
+                (LifePart.WINDOW_START, before, LifePart.BEFORE_FIRST_STEP, is_before_all, window.start_ns),
             ):
                 if step in rows:
                     taken = np.zeros(len(rest), np.int64)
@@ -239,10 +240,10 @@ class _Division:
                     self.add(part, _take(rest, taken))
                 if is_outer:
                     self.move(outer, part, stall_ns)
-        stalls = self.by_step[Part.WINDOW_STOP] + self.by_step[Part.WINDOW_EXPORT]
+        stalls = self.by_step[LifePart.WINDOW_STOP] + self.by_step[LifePart.WINDOW_EXPORT]
         is_lost = np.asarray(self.steps.window == "export") & (stalls == 0)
-        self.add(Part.WINDOW_STOP, np.where(is_lost, rest, 0))
-        self.add(Part.HOOKS, np.where(is_lost, 0, rest))
+        self.add(LifePart.WINDOW_STOP, np.where(is_lost, rest, 0))
+        self.add(LifePart.HOOKS, np.where(is_lost, 0, rest))
 
     def divide_steps(self) -> None:
         """Divide what remains of each step: waits for batches, time between steps, hooks, and its own time."""
@@ -250,22 +251,22 @@ class _Division:
         rest = self.rest.measure_before(self.ends) - before
         gaps_end = np.minimum(self.begins + np.ma.filled(steps.gap_ns, 0), self.ends)
         gaps = self.rest.measure_before(gaps_end) - before
-        self.add(Part.DATA_WAIT, _take(rest, np.ma.filled(steps.data_wait_ns, 0)))
+        self.add(LifePart.DATA_WAIT, _take(rest, np.ma.filled(steps.data_wait_ns, 0)))
         if steps.steady.any():
             # What a script does in every step, such as reading the loss, is a part of the step.
             excess = gaps - int(np.median(gaps[steps.steady]))
             is_large = 2 * excess > int(np.median(rest[steps.steady]))
-            self.add(Part.BETWEEN, _take(rest, np.where(is_large, excess, 0)))
-        self.add(Part.HOOKS, _take(rest, np.ma.filled(steps.hook_ns, 0) - self.by_step[Part.HOOKS]))
+            self.add(LifePart.BETWEEN, _take(rest, np.where(is_large, excess, 0)))
+        self.add(LifePart.HOOKS, _take(rest, np.ma.filled(steps.hook_ns, 0) - self.by_step[LifePart.HOOKS]))
         in_window = np.isin(steps.window, ("warmup", "profiled"))
         is_first = np.arange(len(rest)) == 0
-        self.add(Part.WINDOW_STEPS, np.where(in_window, rest, 0))
-        self.add(Part.FIRST_STEP, np.where(is_first & ~in_window, rest, 0))
-        self.add(Part.STEPS, np.where(~is_first & ~in_window, rest, 0))
+        self.add(LifePart.WINDOW_STEPS, np.where(in_window, rest, 0))
+        self.add(LifePart.FIRST_STEP, np.where(is_first & ~in_window, rest, 0))
+        self.add(LifePart.STEPS, np.where(~is_first & ~in_window, rest, 0))
 
     def close(self) -> Ledger:
         """The ledger; every nanosecond is in one part."""
-        parts = {part: self.outside[part] + int(self.by_step[part].sum()) for part in Part}
+        parts = {part: self.outside[part] + int(self.by_step[part].sum()) for part in LifePart}
         assert sum(parts.values()) == self.end - self.start, "the parts do not add up to the wall time"
         unrecorded = self._find_unrecorded()
         timeline = self.timeline
@@ -283,18 +284,18 @@ class _Division:
             is_first_step_known=self.is_first_step_known,
         )
 
-    def _find_unrecorded(self) -> set[Part]:
+    def _find_unrecorded(self) -> set[LifePart]:
         """The parts of which these records say nothing."""
         timeline = self.timeline
         unrecorded = set()
         if not timeline.records_spans:
-            unrecorded |= {Part.SET_UP, Part.BEFORE_FIRST_STEP, Part.COMPILATION, Part.BETWEEN}
-            unrecorded |= {Part.VALIDATION, Part.VALIDATION_WAIT, Part.GENERATION}
+            unrecorded |= {LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.COMPILATION, LifePart.BETWEEN}
+            unrecorded |= {LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION}
         for part, is_recorded in (
-            (Part.IMPORTS, timeline.torch_loaded_ns is not None),
-            (Part.END, timeline.ended_ns is not None),
-            (Part.FIRST_STEP, self.is_first_step_known),
-            (Part.DATA_WAIT, bool(present(self.steps.data_wait_ns).any())),
+            (LifePart.IMPORTS, timeline.torch_loaded_ns is not None),
+            (LifePart.END, timeline.ended_ns is not None),
+            (LifePart.FIRST_STEP, self.is_first_step_known),
+            (LifePart.DATA_WAIT, bool(present(self.steps.data_wait_ns).any())),
         ):
             if not is_recorded:
                 unrecorded.add(part)
@@ -380,7 +381,7 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> Iterator[SlowStep]:
 def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> dict[str, Int64]:
     """By cause, how much longer some steps spent on it than a median step."""
 
-    def excess_of(parts: Sequence[Part]) -> Int64:
+    def excess_of(parts: Sequence[LifePart]) -> Int64:
         spent = ledger.in_steps(parts)
         return np.asarray(spent[rows] - int(np.median(spent[usual])), np.int64)
 
@@ -390,7 +391,7 @@ def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> 
     in_window, is_first = np.asarray(steps.window[rows] != ""), np.asarray(steps.step[rows] == 1)
     garbage = np.where(in_window | is_first, 0, np.ma.filled(steps.garbage_ns, 0)[rows])
     for cause, chosen in (
-        (Part.FIRST_STEP.label, is_first),
+        (LifePart.FIRST_STEP.label, is_first),
         (_WINDOW, in_window & ~is_first),
         (UNEXPLAINED, ~in_window & ~is_first),
     ):
@@ -417,7 +418,7 @@ class ProcessTime(Figures, frozen=True):
     start_recorded: Annotated[bool, Doc("Whether its start was recorded.")]
     end_recorded: Annotated[bool, Doc("Whether its end was recorded.")]
     parts_ns: Annotated[
-        Mapping[Part, int | None],
+        Mapping[LifePart, int | None],
         Doc("Its parts, which add up to ``wall_ns`` exactly; None where a part was not recorded."),
     ]
 
@@ -481,7 +482,7 @@ class WallClock(Result, frozen=True):
         return tuple(
             ProcessTime(
                 one.rank, one.attempt, one.host, one.wall_ns, one.is_start_known, one.is_end_known,
-                {part: one.parts.get(part) for part in Part},
+                {part: one.parts.get(part) for part in LifePart},
             )
             for one in self.ledgers
         )  # fmt: skip
@@ -502,9 +503,9 @@ class WallClock(Result, frozen=True):
             )
         if not one.is_end_known:
             notes.append("The end was not recorded, as where a process is killed: the time ends at the last record.")
-        if Part.VALIDATION not in one.parts:
+        if LifePart.VALIDATION not in one.parts:
             notes.append("This run did not record validation, compilation and time between steps: steps include them.")
-        elif Part.DATA_WAIT not in one.parts:
+        elif LifePart.DATA_WAIT not in one.parts:
             notes.append("No DataLoader was used: waiting for data, if there was any, is in the steps.")
         return tuple(notes)
 

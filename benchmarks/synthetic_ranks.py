@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from benchmarks.processes import ROOT
 from perfscope.analyzers.breakdown import RankParts
-from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, Kind, members_of
+from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, OperationKind, members_of
 from perfscope.analyzers.collectives.rank_calls import RankCalls
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile
 from perfscope.engine.measuring import measure
@@ -45,7 +45,7 @@ SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
 #: Ranks of a host, which are one group of tensor parallelism.
 ON_A_HOST = 8
 #: The first and the largest exchange of a tensor-parallel layer, and how many there are in a step.
-_TENSOR = Kind("all_reduce", "BFloat16", 33_554_432)
+_TENSOR = OperationKind("all_reduce", "BFloat16", 33_554_432)
 _TENSOR_CALLS, _TENSOR_NS = 8, 150_000
 _JITTER_NS = 2_000
 _LARGEST_SKEW_NS = 2_000_000

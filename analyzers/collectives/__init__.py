@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 
 from perfscope.analyzers.collectives.bandwidth import check_busbw
-from perfscope.analyzers.collectives.calls import GroupCalls, Kind
+from perfscope.analyzers.collectives.calls import GroupCalls, OperationKind
 from perfscope.analyzers.collectives.matching import MatchedCalls, match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.shared.doubt import Checked
@@ -47,7 +47,7 @@ from perfscope.units import format_bytes
 _MOST_ROWS = 40
 
 
-class Operation(Figures, frozen=True):
+class GroupOperation(Figures, frozen=True):
     """One kind of collective over all groups of one axis and size.
 
     Attributes:
@@ -60,7 +60,7 @@ class Operation(Figures, frozen=True):
         link: The fastest link of its GPUs; absent where they differ or are not listed.
     """
 
-    kind: Kind
+    kind: OperationKind
     axis: Annotated[str | None, Doc("The axis of parallelism; None where it is unknown.")]
     group_size: Annotated[int | None, Doc("Ranks in a group; None where not stated.")]
     ranks_seen: Annotated[int, Doc("The fewest ranks of a group whose traces were given.")]
@@ -149,7 +149,7 @@ class Operation(Figures, frozen=True):
 class Collectives(Result, frozen=True):
     """``results.collectives``: how fast each collective is, and how much of it is waiting."""
 
-    operations: Annotated[tuple[Operation, ...], Doc("The most expensive first.")]
+    operations: Annotated[tuple[GroupOperation, ...], Doc("The most expensive first.")]
     unmatched: Annotated[int, Doc("Operations that could not be matched across ranks.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
 
@@ -197,7 +197,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     groups = calls_of_groups(partials)
     if not groups:
         raise MissingInput("no communication ran on a device")
-    sums: dict[tuple[str, int | None, Kind], _Sums] = {}
+    sums: dict[tuple[str, int | None, OperationKind], _Sums] = {}
     unmatched = 0
     for key, calls in groups.items():
         matched, first = match(calls), next(iter(calls.values()))
@@ -214,7 +214,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     )
 
 
-def _by_duration(operation: Operation) -> tuple[int, Kind, str, int]:
+def _by_duration(operation: GroupOperation) -> tuple[int, OperationKind, str, int]:
     return -operation.duration, operation.kind, operation.axis or "", operation.group_size or 0
 
 
@@ -232,7 +232,7 @@ class _Sums:
         self._transfers: list[Int64] = []
         self._ranks_seen: list[int] = []
 
-    def add(self, kind: Kind, matched: MatchedCalls, calls: Iterable[GroupCalls]) -> None:
+    def add(self, kind: OperationKind, matched: MatchedCalls, calls: Iterable[GroupCalls]) -> None:
         """Add those of a group; ``calls`` is what each rank made."""
         chosen = matched.kind == matched.kinds.index(kind)
         transfers_ns, duration = matched.transfer_ns[chosen], int(matched.total_ns[chosen].sum())
@@ -250,12 +250,12 @@ class _Sums:
                 self._hidden_ns += int(group_calls.hidden_ns[index])
         self._calls += most_calls
 
-    def operation(self, role: str, size: int | None, kind: Kind, link: Link | None) -> Operation:
+    def operation(self, role: str, size: int | None, kind: OperationKind, link: Link | None) -> GroupOperation:
         """The kind of operation over all of these groups."""
         is_comparable = kind.operation != "all_to_all_v"
         transfer = np.concatenate(self._transfers) if is_comparable else np.zeros(0)
         ranks_seen = min(self._ranks_seen)
-        return Operation(
+        return GroupOperation(
             kind=kind,
             axis=role or None,
             group_size=size,
@@ -270,7 +270,7 @@ class _Sums:
         )
 
 
-def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:
+def _notes(operations: Sequence[GroupOperation], unmatched: int) -> tuple[str, ...]:
     notes = [
         "Transfer is the shortest duration of an operation on any rank, the rest is waiting; no clocks are compared. "
         "algbw and busbw are defined as in nccl-tests, from the median transfer and the size of the group; GB is 10**9 "

@@ -52,7 +52,7 @@ EXCHANGES = frozenset(("all_to_all", "all_to_all_v"))
 EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
 
 
-class Kind(Struct, frozen=True, order=True, array_like=True):
+class OperationKind(Struct, frozen=True, order=True, array_like=True):
     """One kind of operation in a group.
 
     Attributes:
@@ -108,7 +108,7 @@ class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
     key: GroupKey
     description: str
     size: int | None
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OperationKind, ...]
     kind: Integers
     step: Integers
     sequence: Int64
@@ -157,7 +157,7 @@ def size_of(operation: str, call: Collective) -> int:
     return ABSENT if width is None or elements is None else elements * width
 
 
-def kind_of(call: Collective) -> Kind:
+def kind_of(call: Collective) -> OperationKind:
     """The kind of an operation by its metadata.
 
     An all_to_all is one of equal parts only where nothing in the metadata contradicts it, and an all_to_all_v is one
@@ -170,14 +170,14 @@ def kind_of(call: Collective) -> Kind:
         is_even = len(set(stated)) <= 1 and call.in_elements == call.out_elements
         is_stated = operation == "all_to_all" or (None not in splits and len(stated) > 0)
         if not is_even or not is_stated:
-            return uneven(Kind(operation, call.dtype, ABSENT))
+            return uneven(OperationKind(operation, call.dtype, ABSENT))
         operation = "all_to_all"
-    return Kind(operation, call.dtype, size_of(operation, call))
+    return OperationKind(operation, call.dtype, size_of(operation, call))
 
 
-def uneven(kind: Kind) -> Kind:
+def uneven(kind: OperationKind) -> OperationKind:
     """The kind of an exchange whose parts are not equal."""
-    return Kind("all_to_all_v", kind.dtype, ABSENT)
+    return OperationKind("all_to_all_v", kind.dtype, ABSENT)
 
 
 def calls_by_group(trace: Trace, device: int, compute: Intervals, most_ends: int) -> tuple[GroupCalls, ...]:
@@ -195,11 +195,11 @@ def rows_by_group(trace: Trace, device: int) -> dict[GroupKey, Int64]:
     return {key: np.array(list(groups[key]), np.int64) for key in sorted(groups)}
 
 
-def _kinds_by_group(trace: Trace, device: int) -> dict[GroupKey, dict[int, Kind]]:
+def _kinds_by_group(trace: Trace, device: int) -> dict[GroupKey, dict[int, OperationKind]]:
     """The rows of communication of one device and their kinds, by group."""
     events = trace.device
     rows = np.flatnonzero((events.device == device) & events.is_work(Work.COMMUNICATION))
-    groups: dict[GroupKey, dict[int, Kind]] = {}
+    groups: dict[GroupKey, dict[int, OperationKind]] = {}
     find_role = roles_in(trace)
     for row in rows.tolist():
         key, kind = _describe(trace, row, find_role)
@@ -208,11 +208,11 @@ def _kinds_by_group(trace: Trace, device: int) -> dict[GroupKey, dict[int, Kind]
     return groups
 
 
-def _describe(trace: Trace, row: int, find_role: Callable[[str, str], str]) -> tuple[GroupKey | None, Kind]:
+def _describe(trace: Trace, row: int, find_role: Callable[[str, str], str]) -> tuple[GroupKey | None, OperationKind]:
     number = int(trace.device.collective[row])
     if number == ABSENT:
         operation = operation_named(trace.names[trace.device.name[row]])
-        kind = Kind(operation, "", ABSENT)
+        kind = OperationKind(operation, "", ABSENT)
         return (None if operation in ("send_recv", "send", "recv") else GroupKey("", "")), kind
     call = trace.collectives[number]
     kind = kind_of(call)
@@ -226,13 +226,13 @@ def _describe(trace: Trace, row: int, find_role: Callable[[str, str], str]) -> t
     peer = ranks[call.peer] if ranks and 0 <= call.peer < len(ranks) else call.peer
     sender, receiver = (trace.rank, peer) if operation == "send" else (peer, trace.rank)
     key = GroupKey(call.group, members_of(ranks), sender, receiver, role=find_role(call.group, operation))
-    return key, Kind("send_recv", call.dtype, kind.bytes)
+    return key, OperationKind("send_recv", call.dtype, kind.bytes)
 
 
 def _group_calls(
     trace: Trace,
     key: GroupKey,
-    calls: Mapping[int, Kind],
+    calls: Mapping[int, OperationKind],
     compute: Intervals,
     most_ends: int,
 ) -> GroupCalls:

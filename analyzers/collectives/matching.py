@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.collectives.calls import EVEN, EXCHANGES, GroupCalls, Kind, uneven
+from perfscope.analyzers.collectives.calls import EVEN, EXCHANGES, GroupCalls, OperationKind, uneven
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
@@ -38,7 +38,7 @@ class MatchedCalls(Struct, frozen=True, eq=False):
     """
 
     ranks: tuple[int, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OperationKind, ...]
     kind: Int64
     step: Int64
     duration_ns: Int64
@@ -102,7 +102,7 @@ def match(calls: Mapping[int, GroupCalls], *, with_ends: bool = False) -> Matche
     )
 
 
-def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:
+def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[OperationKind, ...], Int64]:
     """The kinds of matched operations, and for each operation its index in them, as the first rank sees it.
 
     An exchange that is not of the same size on all ranks has unequal parts, which a single rank may not see.
@@ -122,7 +122,7 @@ def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[t
     return kinds, np.where(is_exchange & differs, uneven_number, of_first)
 
 
-def _numbers_of(calls: GroupCalls, rows: Int64, number: Mapping[Kind, int]) -> Int64:
+def _numbers_of(calls: GroupCalls, rows: Int64, number: Mapping[OperationKind, int]) -> Int64:
     """For some operations of a rank the numbers of their kinds."""
     return np.array([number[kind] for kind in calls.kinds], np.int64)[calls.kind[rows]]
 

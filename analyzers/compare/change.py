@@ -89,7 +89,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Delta:
     """A figure on both sides.
 
     Attributes:
@@ -112,14 +112,14 @@ class Change:
         """By which share of A it is higher on B."""
         return self.b / self.a - 1
 
-    def reversed_rate(self, work_a: float, work_b: float) -> Change:
+    def reversed_rate(self, work_a: float, work_b: float) -> Delta:
         """The change of work over this figure, where this one is a time; the work of a step is a fixed number."""
         factor = work_b / work_a
         interval, steps_interval = (
             None if bounds is None else (factor / (1 + bounds[1]) - 1, factor / (1 + bounds[0]) - 1)
             for bounds in (self.interval, self.steps_interval)
         )
-        return Change(work_a / self.a, work_b / self.b, interval, self.variation, self.reason, steps_interval)
+        return Delta(work_a / self.a, work_b / self.b, interval, self.variation, self.reason, steps_interval)
 
     def data(self, unit: str) -> dict[str, Json]:
         """The change in JSON."""
@@ -134,9 +134,7 @@ class Change:
         }
 
 
-def compare_samples(
-    a: Samples, b: Samples, confidence: float = CONFIDENCE, between_runs: float | None = None
-) -> Change:
+def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE, between_runs: float | None = None) -> Delta:
     """Compare a figure of two sides.
 
     Args:
@@ -149,14 +147,14 @@ def compare_samples(
     middle = log(b.centre / a.centre)
     if max(len(a.runs), len(b.runs)) >= _SEVERAL:
         half = _between_runs(a, b, confidence)
-        return Change(a.centre, b.centre, (expm1(middle - half), expm1(middle + half)), Variation.RUNS)
+        return Delta(a.centre, b.centre, (expm1(middle - half), expm1(middle + half)), Variation.RUNS)
     fewest = min(a.count, b.count)
     if fewest < FEWEST_VALUES:
-        return Change(a.centre, b.centre, None, Variation.NONE, _too_few(a.count, b.count))
+        return Delta(a.centre, b.centre, None, Variation.NONE, _too_few(a.count, b.count))
     half = _between_steps(a, b, confidence)
     allowance = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 * _variance_between_runs(a, b, between_runs)
     wide = sqrt(half**2 + allowance)
-    return Change(
+    return Delta(
         a.centre,
         b.centre,
         interval=(expm1(middle - wide), expm1(middle + wide)),
@@ -165,9 +163,9 @@ def compare_samples(
     )
 
 
-def exact_change(a: float, b: float) -> Change:
+def exact_change(a: float, b: float) -> Delta:
     """The change of a count, such as bytes: it does not vary between steps."""
-    return Change(a, b, (b / a - 1, b / a - 1), Variation.NONE)
+    return Delta(a, b, (b / a - 1, b / a - 1), Variation.NONE)
 
 
 def welch_half_width(first: Sequence[float], second: Sequence[float], confidence: float) -> float | None:

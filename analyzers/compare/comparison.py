@@ -11,13 +11,13 @@ from enum import StrEnum
 from perfscope.analyzers.budget import KINDS, Budget, Term, apportion
 from perfscope.analyzers.compare.change import (
     CONFIDENCE,
-    Change,
+    Delta,
     Samples,
     Variation,
     compare_samples,
     exact_change,
 )
-from perfscope.analyzers.compare.side import Figure, Setup, Side
+from perfscope.analyzers.compare.side import Compared, Side, TrainedSetup
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.report import Json
@@ -41,7 +41,7 @@ class Limit:
     """
 
     text: str
-    figure: Figure
+    figure: Compared
     is_upper: bool
     share: float
 
@@ -72,7 +72,7 @@ def parse_limit(text: str) -> Limit:
         UsageError: It is none.
     """
     match = _LIMIT.fullmatch(text)
-    figures = ", ".join(Figure)
+    figures = ", ".join(Compared)
     if match is None:
         raise UsageError(
             f"--fail-on {text!r} is no limit", hint=f"such as 'step_time>+3%' or 'tflops<-3%'; figures: {figures}"
@@ -81,13 +81,13 @@ def parse_limit(text: str) -> Limit:
     if not percent:
         raise UsageError(f"--fail-on {text!r} has no %", hint=f"limits are changes in percent: '{text.strip()}%'")
     normal = name.strip().lower().replace(" ", "_").replace("-", "_")
-    if normal not in list(Figure):
+    if normal not in list(Compared):
         raise UsageError(f"--fail-on {text!r} names no figure that is compared", hint=f"figures: {figures}")
     share = float(number) / _PERCENT * (-1 if direction == "-" else 1)
-    return Limit(text.strip(), Figure(normal), sign == ">", share)
+    return Limit(text.strip(), Compared(normal), sign == ">", share)
 
 
-def check_limit(limit: Limit, changes: Mapping[Figure, Change], reasons: Mapping[str, str]) -> LimitVerdict:
+def check_limit(limit: Limit, changes: Mapping[Compared, Delta], reasons: Mapping[str, str]) -> LimitVerdict:
     """Hold a comparison's figures against a limit."""
     change = changes.get(limit.figure)
     if change is None:
@@ -135,7 +135,7 @@ class SetupDifference:
         return f"different {self.fact}: {self.a} against {self.b}"
 
 
-def compare_setups(a: Setup, b: Setup) -> Iterator[SetupDifference]:
+def compare_setups(a: TrainedSetup, b: TrainedSetup) -> Iterator[SetupDifference]:
     """What differs, of what is known of both sides."""
     if a.parameters is not None and b.parameters is not None and a.parameters != b.parameters:
         words = [format_parameters(count) for count in (a.parameters, b.parameters)]
@@ -180,7 +180,7 @@ def list_unknown(a: Side, b: Side) -> tuple[str, ...]:
     )
 
 
-def work_of(a: Setup, b: Setup) -> tuple[str, float, float] | None:
+def work_of(a: TrainedSetup, b: TrainedSetup) -> tuple[str, float, float] | None:
     """Tokens of a step on both sides, or samples, with their unit; None where neither is known of both."""
     if a.tokens and b.tokens:
         return "tokens", a.tokens, b.tokens
@@ -305,7 +305,7 @@ def _at_level(budget: Budget, *, by_operator: bool) -> tuple[Mapping[Term, int],
     return times, calls
 
 
-class Verdict(StrEnum):
+class Judgement(StrEnum):
     """The answer."""
 
     SLOWER = "slower"
@@ -336,14 +336,14 @@ class Comparison:
 
     a: Side
     b: Side
-    verdict: Verdict
+    verdict: Judgement
     confidence: float
     setup: tuple[SetupDifference, ...]
     reasons: tuple[str, ...] = ()
     is_refused: bool = False
     work: tuple[str, float, float] | None = None
     is_per_work: bool = False
-    changes: Mapping[Figure, Change] = field(default_factory=dict)
+    changes: Mapping[Compared, Delta] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     budget: BudgetChange | None = None
     limits: tuple[LimitVerdict, ...] = ()
@@ -406,67 +406,67 @@ def _refused(
 ) -> Comparison:
     why = "the sides did not train the same"
     return Comparison(
-        a, b, Verdict.INCOMPARABLE, confidence, setup,
+        a, b, Judgement.INCOMPARABLE, confidence, setup,
         reasons=tuple(reasons),
         is_refused=True,
-        missing=dict.fromkeys((*Figure, "budget"), why),
+        missing=dict.fromkeys((*Compared, "budget"), why),
         limits=tuple(LimitVerdict(limit, None, f"not checked: {why}") for limit in limits),
     )  # fmt: skip
 
 
-def _judge(changes: Mapping[Figure, Change], missing: Mapping[str, str]) -> tuple[Verdict, tuple[str, ...]]:
-    change = changes.get(Figure.STEP_TIME)
+def _judge(changes: Mapping[Compared, Delta], missing: Mapping[str, str]) -> tuple[Judgement, tuple[str, ...]]:
+    change = changes.get(Compared.STEP_TIME)
     if change is None:
-        return Verdict.INCOMPARABLE, (missing[Figure.STEP_TIME],)
+        return Judgement.INCOMPARABLE, (missing[Compared.STEP_TIME],)
     if change.interval is None:
-        return Verdict.INCOMPARABLE, (f"cannot tell: {change.reason}",)
+        return Judgement.INCOMPARABLE, (f"cannot tell: {change.reason}",)
     low, high = change.interval
-    return (Verdict.SLOWER if low > 0 else Verdict.FASTER if high < 0 else Verdict.SAME), ()
+    return (Judgement.SLOWER if low > 0 else Judgement.FASTER if high < 0 else Judgement.SAME), ()
 
 
 def _figures(
     a: Side, b: Side, work: tuple[str, float, float] | None, factor: float, certainty: tuple[float, float | None]
-) -> tuple[dict[Figure, Change], dict[str, str]]:
+) -> tuple[dict[Compared, Delta], dict[str, str]]:
     """The figures that both sides have, B's for as much work as A's; and why the others are absent."""
-    changes: dict[Figure, Change] = {}
+    changes: dict[Compared, Delta] = {}
     missing: dict[str, str] = {}
     for figure, first, second in (
-        (Figure.STEP_TIME, a.step_time_s, b.step_time_s),
-        (Figure.MEMORY, a.memory_bytes, b.memory_bytes),
-        (Figure.ENERGY, a.energy_j, b.energy_j),
+        (Compared.STEP_TIME, a.step_time_s, b.step_time_s),
+        (Compared.MEMORY, a.memory_bytes, b.memory_bytes),
+        (Compared.ENERGY, a.energy_j, b.energy_j),
     ):
         if first is None or second is None:
             missing[figure] = (a if first is None else b).why_absent(figure)
-        elif figure is Figure.MEMORY and max(len(first.runs), len(second.runs)) == 1:
+        elif figure is Compared.MEMORY and max(len(first.runs), len(second.runs)) == 1:
             changes[figure] = exact_change(first.centre, second.centre)
         else:
-            scaled = second if figure is Figure.MEMORY else second.scaled(factor)
+            scaled = second if figure is Compared.MEMORY else second.scaled(factor)
             changes[figure] = compare_samples(first, scaled, *certainty)
-    step = changes.get(Figure.STEP_TIME)
+    step = changes.get(Compared.STEP_TIME)
     if step is None or work is None or a.is_profiled != b.is_profiled:
-        missing[Figure.THROUGHPUT] = missing.get(Figure.STEP_TIME) or "the tokens of a step are not known of both"
+        missing[Compared.THROUGHPUT] = missing.get(Compared.STEP_TIME) or "the tokens of a step are not known of both"
     else:
-        changes[Figure.THROUGHPUT] = step.reversed_rate(work[1], work[2] * factor)
+        changes[Compared.THROUGHPUT] = step.reversed_rate(work[1], work[2] * factor)
     _add_tflops(a, b, step, factor, changes, missing)
     return changes, missing
 
 
 def _add_tflops(
-    a: Side, b: Side, step: Change | None, factor: float, changes: dict[Figure, Change], missing: dict[str, str]
+    a: Side, b: Side, step: Delta | None, factor: float, changes: dict[Compared, Delta], missing: dict[str, str]
 ) -> None:
     for side in (a, b):
         if side.tflop_per_step is None:
-            missing.setdefault(Figure.TFLOPS, side.why_absent(Figure.TFLOPS))
+            missing.setdefault(Compared.TFLOPS, side.why_absent(Compared.TFLOPS))
     if a.tflop_per_step is None or b.tflop_per_step is None:
         return
     if a.tflop_per_step[1] != b.tflop_per_step[1]:
         conventions = f"{a.tflop_per_step[1]} and {b.tflop_per_step[1]}"
-        missing[Figure.TFLOPS] = f"TFLOPs of the sides are of different conventions: {conventions}"
+        missing[Compared.TFLOPS] = f"TFLOPs of the sides are of different conventions: {conventions}"
     elif step is not None:
-        changes[Figure.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
+        changes[Compared.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
 
 
-def _one_run_notes(step: Change) -> list[str]:
+def _one_run_notes(step: Delta) -> list[str]:
     """What the interval of one run of each side covers, and what the steps say without it."""
     notes = [
         "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
@@ -483,7 +483,7 @@ def _one_run_notes(step: Change) -> list[str]:
     return notes
 
 
-def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
+def _mean_note(a: Side, b: Side, step: Delta) -> list[str]:
     """What the mean step says that the median does not: some steps alone became slower."""
     assert a.step_time_s is not None
     assert b.step_time_s is not None
@@ -500,12 +500,12 @@ def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
 def _explain(
     a: Side,
     b: Side,
-    changes: Mapping[Figure, Change],
+    changes: Mapping[Compared, Delta],
     forbidding: Sequence[str],
     work: tuple[str, float, float] | None,
 ) -> tuple[str, ...]:
     notes = []
-    step = changes.get(Figure.STEP_TIME)
+    step = changes.get(Compared.STEP_TIME)
     if step is not None and step.variation is Variation.STEPS:
         notes += _one_run_notes(step)
         notes += _mean_note(a, b, step)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfscope.analyzers.compare.change import Change
-from perfscope.analyzers.compare.comparison import BudgetChange, Comparison, TermChange, Verdict
-from perfscope.analyzers.compare.side import Figure, Kind, Setup, Side
+from perfscope.analyzers.compare.change import Delta
+from perfscope.analyzers.compare.comparison import BudgetChange, Comparison, Judgement, TermChange
+from perfscope.analyzers.compare.side import Compared, Origin, Side, TrainedSetup
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
 
 SCHEMA = "perfscope/comparison/1"
 _UNITS = {
-    Figure.STEP_TIME: "s",
-    Figure.THROUGHPUT: "per_s",
-    Figure.TFLOPS: "per_gpu",
-    Figure.MEMORY: "bytes",
-    Figure.ENERGY: "j",
+    Compared.STEP_TIME: "s",
+    Compared.THROUGHPUT: "per_s",
+    Compared.TFLOPS: "per_gpu",
+    Compared.MEMORY: "bytes",
+    Compared.ENERGY: "j",
 }
 _LONGEST_NAME = 60
 _MOST_RUNS = 8
 _MOST_DETAILED = 10
 _KINDS = {
-    Kind.RUN: "a run",
-    Kind.TRACES: "traces",
-    Kind.LOG: "a log",
-    Kind.BASELINE: "a baseline",
+    Origin.RUN: "a run",
+    Origin.TRACES: "traces",
+    Origin.LOG: "a log",
+    Origin.BASELINE: "a baseline",
 }
 
 
@@ -42,14 +42,14 @@ def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
 def describe_verdict(comparison: Comparison) -> str:
     """The verdict in one line."""
     names = f"{shorten(comparison.b.name)} against {shorten(comparison.a.name)}"
-    change = comparison.changes.get(Figure.STEP_TIME)
-    if comparison.verdict is Verdict.INCOMPARABLE:
+    change = comparison.changes.get(Compared.STEP_TIME)
+    if comparison.verdict is Judgement.INCOMPARABLE:
         text = "; ".join(comparison.reasons)
         return f"{names}: {text}" if text.startswith("cannot tell") else f"{names}: cannot be compared: {text}"
     assert change is not None
     assert change.interval is not None
     interval = f"interval {change.interval[0]:+.2%} to {change.interval[1]:+.2%}"
-    if comparison.verdict is Verdict.SAME:
+    if comparison.verdict is Judgement.SAME:
         return f"{names}: no difference found ({change.change:+.2%}, {interval})"
     return f"{names}: {abs(change.change):.2%} {comparison.verdict} ({interval})"
 
@@ -65,7 +65,7 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "b": _side_data(comparison.b),
         **{
             str(figure): comparison.changes[figure].data(_UNITS[figure]) if figure in comparison.changes else None
-            for figure in Figure
+            for figure in Compared
         },
         "per": comparison.work[0].removesuffix("s") if comparison.is_per_work and comparison.work else "step",
         "work": None if comparison.work is None else comparison.work[0],
@@ -139,11 +139,11 @@ def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
 def _figures(comparison: Comparison) -> Section:
     rows: list[Row] = []
     titles = {
-        Figure.STEP_TIME: ("Step time (ms)", 1 / MS_PER_S),
-        Figure.THROUGHPUT: (f"Throughput ({comparison.work[0] if comparison.work else 'tokens'}/s)", 1.0),
-        Figure.TFLOPS: ("TFLOPs per GPU", 1.0),
-        Figure.MEMORY: ("Peak memory (GB)", float(GB)),
-        Figure.ENERGY: ("Energy (J/step)", 1.0),
+        Compared.STEP_TIME: ("Step time (ms)", 1 / MS_PER_S),
+        Compared.THROUGHPUT: (f"Throughput ({comparison.work[0] if comparison.work else 'tokens'}/s)", 1.0),
+        Compared.TFLOPS: ("TFLOPs per GPU", 1.0),
+        Compared.MEMORY: ("Peak memory (GB)", float(GB)),
+        Compared.ENERGY: ("Energy (J/step)", 1.0),
     }
     for figure, (title, unit) in titles.items():
         change = comparison.changes.get(figure)
@@ -173,7 +173,7 @@ def _describe(side: Side) -> str:
     return ", ".join(part for part in (_KINDS[side.kind], counted, setup) if part)
 
 
-def _describe_setup(setup: Setup) -> str:
+def _describe_setup(setup: TrainedSetup) -> str:
     parts = []
     if setup.parameters is not None:
         parts.append(f"{setup.parameters:,} parameters")
@@ -182,7 +182,7 @@ def _describe_setup(setup: Setup) -> str:
     return ", ".join(parts)
 
 
-def _interval(change: Change) -> tuple[Cell, Cell]:
+def _interval(change: Delta) -> tuple[Cell, Cell]:
     if change.interval is None:
         return None, change.reason
     low, high = change.interval
@@ -248,7 +248,7 @@ def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
 def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Section, ...]:
     """A row for each comparison, and where there is room the sections of each that found a difference."""
     sections = [_verdicts(comparisons, most_rows)]
-    detailed = [comparison for comparison in comparisons if comparison.verdict is not Verdict.SAME][:_MOST_DETAILED]
+    detailed = [comparison for comparison in comparisons if comparison.verdict is not Judgement.SAME][:_MOST_DETAILED]
     for comparison in detailed:
         name = shorten(comparison.b.name)
         sections += [
@@ -260,7 +260,7 @@ def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Sectio
 def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
     rows: list[Row] = []
     for comparison in comparisons:
-        step = comparison.changes.get(Figure.STEP_TIME)
+        step = comparison.changes.get(Compared.STEP_TIME)
         interval = step.interval if step else None
         rows.append(
             (

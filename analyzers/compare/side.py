@@ -31,7 +31,7 @@ BASELINE = "perfscope/baseline/1"
 _LOG_CONVENTION = "bigscience"
 
 
-class Kind(StrEnum):
+class Origin(StrEnum):
     """What a side was read from."""
 
     RUN = "run"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     BASELINE = "baseline"
 
 
-class Figure(StrEnum):
+class Compared(StrEnum):
     """A figure that is compared; the names are those of limits and of JSON."""
 
     STEP_TIME = "step_time"
@@ -51,7 +51,7 @@ class Figure(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class TrainedSetup:
     """What was trained, on what; absent where it is not known.
 
     Attributes:
@@ -96,8 +96,8 @@ class Side:
     """
 
     name: str
-    kind: Kind
-    setup: Setup
+    kind: Origin
+    setup: TrainedSetup
     step_time_s: Samples | None = None
     is_profiled: bool = False
     tflop_per_step: tuple[float, str] | None = None
@@ -171,7 +171,7 @@ def side_of_run(
     budget = budget if isinstance(budget, Budget) else None
     return Side(
         name=name,
-        kind=Kind.RUN,
+        kind=Origin.RUN,
         setup=_setup(run, steps if isinstance(steps, StepTimes) else None, mfu, versions),
         step_time_s=Samples((times_s,)) if len(times_s) else None,
         tflop_per_step=_operations(mfu, undisturbed.step_time_s()),
@@ -179,10 +179,10 @@ def side_of_run(
         energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
         budget=budget,
         reasons={
-            Figure.STEP_TIME: reasons.get("steps") or TOO_FEW_STEPS,
-            Figure.MEMORY: "no rank recorded the peak memory of a device",
-            Figure.TFLOPS: reasons.get("mfu", "its operations are not known"),
-            Figure.ENERGY: reasons.get("energy", "the energy of a GPU is not known"),
+            Compared.STEP_TIME: reasons.get("steps") or TOO_FEW_STEPS,
+            Compared.MEMORY: "no rank recorded the peak memory of a device",
+            Compared.TFLOPS: reasons.get("mfu", "its operations are not known"),
+            Compared.ENERGY: reasons.get("energy", "the energy of a GPU is not known"),
             "budget": reasons.get("budget", "it has no traces"),
         },
         damage=damage,
@@ -197,21 +197,21 @@ def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[
     why = "traces alone do not state it"
     return Side(
         name=name,
-        kind=Kind.TRACES,
-        setup=Setup(gpus=None if budget is None else budget.ranks),
+        kind=Origin.TRACES,
+        setup=TrainedSetup(gpus=None if budget is None else budget.ranks),
         step_time_s=times_s,
         is_profiled=True,
         budget=budget,
         reasons={
-            Figure.STEP_TIME: reason,
+            Compared.STEP_TIME: reason,
             "budget": reason,
-            **dict.fromkeys((Figure.THROUGHPUT, Figure.TFLOPS, Figure.MEMORY, Figure.ENERGY), why),
+            **dict.fromkeys((Compared.THROUGHPUT, Compared.TFLOPS, Compared.MEMORY, Compared.ENERGY), why),
         },
         damage=damage,
     )
 
 
-def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str, str]) -> Setup:
+def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str, str]) -> TrainedSetup:
     model = run.models[0] if run.models else None
     parameters = model.parameters if model else None
     dimensions = None
@@ -224,7 +224,7 @@ def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str
     devices = {rank.device_name or rank.device_type or "" for rank in run.ranks} - {""}
     precision = (mfu if isinstance(mfu, Utilisation) else find_device(run)).precision
     dtype = precision.main if precision.shares else None
-    return Setup(
+    return TrainedSetup(
         model=model.name if model else None,
         parameters=parameters,
         dimensions=dimensions,
@@ -277,8 +277,8 @@ def side_of_log(name: str, summary: LogSummary) -> Side:
     note = f"{name}: each record is the mean of {several} iterations." if spans[-1:] > [1] else ""
     return Side(
         name=name,
-        kind=Kind.LOG,
-        setup=Setup(
+        kind=Origin.LOG,
+        setup=TrainedSetup(
             parameters=setup.parameters,
             gpus=setup.gpus,
             samples=setup.gbs,
@@ -289,10 +289,10 @@ def side_of_log(name: str, summary: LogSummary) -> Side:
         tflop_per_step=None if tflop is None else (tflop, _LOG_CONVENTION),
         memory_bytes=Samples((np.array([float(memory)]),)) if memory else None,
         reasons={
-            Figure.STEP_TIME: summary.reason or "it states no step time",
-            Figure.TFLOPS: "it does not state model, batch and GPUs in full",
-            Figure.MEMORY: "it states no device memory",
-            Figure.ENERGY: "logs state no energy",
+            Compared.STEP_TIME: summary.reason or "it states no step time",
+            Compared.TFLOPS: "it does not state model, batch and GPUs in full",
+            Compared.MEMORY: "it states no device memory",
+            Compared.ENERGY: "logs state no energy",
             "budget": "a log has no traces",
         },
         notes=(note,) if note else (),
@@ -325,7 +325,7 @@ class _Baseline(Struct):
 
     schema: str = BASELINE
     name: str = ""
-    setup: Setup | None = None
+    setup: TrainedSetup | None = None
     is_profiled: bool = False
     step_time_s: _Runs = None
     memory_bytes: _Runs = None
@@ -388,8 +388,8 @@ def from_saved(name: str, data: Mapping[str, object]) -> Side:
 def _from_baseline(name: str, data: _Baseline) -> Side:
     return Side(
         name=name,
-        kind=Kind.BASELINE,
-        setup=data.setup or Setup(),
+        kind=Origin.BASELINE,
+        setup=data.setup or TrainedSetup(),
         step_time_s=_samples(data.step_time_s),
         is_profiled=data.is_profiled,
         tflop_per_step=data.tflop_per_step,

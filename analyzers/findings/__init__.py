@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from perfscope.analyzers.findings import communication, compute, host
-from perfscope.analyzers.findings.finding import Basis, Cause, Finding, Rule
-from perfscope.analyzers.findings.training import Part, Results, Training
+from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Finding
+from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
 from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
 from perfscope.report import Section, percent
 from perfscope.result import Result, ResultList
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.whatif.scenarios import Fixes, Regain
 
 #: The rules; those of what remains of a part come after the others.
-RULES: tuple[Rule, ...] = tuple(
+RULES: tuple[Finder, ...] = tuple(
     sorted((*host.RULES, *communication.RULES, *compute.RULES), key=lambda rule: rule.is_rest)
 )
 #: A finding that regains a smaller share of a step is not worth a line.
@@ -89,9 +89,9 @@ def derive(
         results: The results of the analyzers.
         graphs: Gives the execution graphs of the traces, for a replay without a cause; asked only where there is one.
     """
-    known = {name: result for name, result in results.items() if name in Results.__struct_fields__}
-    typed = Results(**cast("dict[str, None]", known))
-    training = Training(typed, _Replays(graphs, typed).regain)
+    known = {name: result for name, result in results.items() if name in AnalyzerResults.__struct_fields__}
+    typed = AnalyzerResults(**cast("dict[str, None]", known))
+    training = TracedRun(typed, _Replays(graphs, typed).regain)
     if not training.step_us:
         return None
     return Findings(rank_findings(training, RULES), training.step_us)
@@ -100,7 +100,7 @@ def derive(
 class _Replays:
     """Replays the profiled steps with one change at a time; most runs need none, and its imports take long."""
 
-    def __init__(self, graphs: Callable[[], Sequence[tuple[RankGraph, ...]]], results: Results) -> None:
+    def __init__(self, graphs: Callable[[], Sequence[tuple[RankGraph, ...]]], results: AnalyzerResults) -> None:
         self._graphs, self._steps = graphs, results.steps
         self._fixes: Fixes | None = None
 
@@ -117,7 +117,7 @@ class _Replays:
         return self._fixes.regain(scenario)
 
 
-def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
+def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding, ...]:
     """The findings of a run, the one that regains most first.
 
     Args:
@@ -128,7 +128,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
     if not step_us:
         return ()
     least_us = max(SMALLEST_SHARE * step_us, _SMALLEST_US)
-    found: list[tuple[Rule, Finding]] = []
+    found: list[tuple[Finder, Finding]] = []
     for rule in rules:
         cause = rule.find(training)
         if cause is None:
@@ -150,7 +150,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
                 cost_us = min(cost_us, max(training.part_us(*rule.parts), replayed_us) - named_us)
                 cause = replace(cause, interval_us=(cause.interval_us[0], cause.interval_us[1] - named_us))
             # A profiled step may be longer than the step time, of which all causes are a part.
-            inside_us = sum(each.cost_us for other, each in found if Part.OUTSIDE not in other.parts)
+            inside_us = sum(each.cost_us for other, each in found if StepPart.OUTSIDE not in other.parts)
             cost_us = min(cost_us, step_us - inside_us)
         if cost_us >= least_us:
             if _may_be_free(training, rule, cause):
@@ -159,7 +159,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
     return tuple(sorted((finding for _, finding in found), key=lambda finding: (-finding.cost_us, finding.id)))
 
 
-def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float) -> Finding:
+def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float) -> Finding:
     low, high = cause.interval_us
     step_us = max(step_us, cost_us)
     return Finding(
@@ -177,17 +177,17 @@ def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float) -> Findin
     )
 
 
-def _may_be_free(training: Training, rule: Rule, cause: Cause) -> bool:
+def _may_be_free(training: TracedRun, rule: Finder, cause: Fault) -> bool:
     """Whether the waits that a cause is blamed for may cost nothing.
 
     The profiler slows hosts. GPUs at their power limit save power in pauses, and compute faster in the rest of the
     step.
     """
-    is_slowed = rule.parts[0] is Part.HOST and not cause.is_of_all_steps and not training.has_step_time
-    return is_slowed or (training.is_power_capped and rule.parts[0] in {Part.HOST, Part.COMMUNICATION})
+    is_slowed = rule.parts[0] is StepPart.HOST and not cause.is_of_all_steps and not training.has_step_time
+    return is_slowed or (training.is_power_capped and rule.parts[0] in {StepPart.HOST, StepPart.COMMUNICATION})
 
 
-def _replayed(training: Training, cause: Cause) -> Cause:
+def _replayed(training: TracedRun, cause: Fault) -> Fault:
     """The cause with what the replay says that a fix saves, where the traces can answer it.
 
     What was measured in many steps says more than a replay of the few in a window.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import ceil
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Evidence, Rule, fact
+from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
     DDP,
     DEEPSPEED,
@@ -14,9 +14,9 @@ from perfscope.analyzers.findings.training import (
     MEGATRON,
     TORCH,
     TRAINER,
-    Part,
-    Pipeline,
-    Training,
+    Stages,
+    StepPart,
+    TracedRun,
     numbered,
     offer,
 )
@@ -53,7 +53,7 @@ _ROUNDING = 1e-9
 _PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 
 
-def _host_reductions(training: Training) -> tuple[float, tuple[str, ...]]:
+def _host_reductions(training: TracedRun) -> tuple[float, tuple[str, ...]]:
     """How often a rank reduces in a step by its host's operators, which state no sizes, and where that is."""
     host = training.results.host
     rows = [
@@ -65,7 +65,7 @@ def _host_reductions(training: Training) -> tuple[float, tuple[str, ...]]:
     return sum(operator.calls for _, operator in rows) / steps, tuple(f"/results{row}/calls" for row, _ in rows)
 
 
-def find_repeated_reductions(training: Training) -> Cause | None:
+def find_repeated_reductions(training: TracedRun) -> Fault | None:
     """DDP reduces its gradients after every micro-batch, although only the last one's sum is needed."""
     steps, rank = training.results.steps, training.most_exposed
     ddp = training.setup.ddp if training.setup is not None else None
@@ -84,7 +84,7 @@ def find_repeated_reductions(training: Training) -> Cause | None:
         return None
     saved = (micro_batches - 1) / micro_batches
     cost_us = saved * rank.communication
-    evidence = Evidence(
+    evidence = Proof(
         f"DistributedDataParallel reduces all {ddp.gradient_bytes / MEGA:.1f} MB of gradients {times:.1f} times a "
         f"step, which has {micro_batches} micro-batches.",
         ("/results/setup/ranks/0/ddp/gradient_bytes", "/results/steps/micro_batches", *pointers),
@@ -97,13 +97,13 @@ def find_repeated_reductions(training: Training) -> Cause | None:
             "`accelerator.accumulate`).",
         }
     )
-    return Cause(
+    return Fault(
         cost_us, (cost_us, cost_us), (), (evidence,), advice,
         scenario="communication-free", scenario_part=saved, is_counted=True,
     )  # fmt: skip
 
 
-def find_small_collectives(training: Training) -> Cause | None:
+def find_small_collectives(training: TracedRun) -> Fault | None:
     """Many small reductions in place of few large ones: each pays its latency."""
     rank, setup, steps = training.most_exposed, training.setup, training.results.steps
     if rank is None:
@@ -126,7 +126,7 @@ def find_small_collectives(training: Training) -> Cause | None:
     if calls < _MOST_SMALL or not share:
         return None
     text = f"A step makes {calls:.0f} reductions of less than {_SMALL_BYTES / MEGA:.0f} MB each."
-    evidence = [Evidence(text, pointers)]
+    evidence = [Proof(text, pointers)]
     bucket = setup.ddp.bucket_bytes if setup is not None and setup.ddp is not None else None
     if bucket is not None:
         text = f"DDP's buckets hold {bucket / MEGA:.2f} MB at most."
@@ -144,10 +144,10 @@ def find_small_collectives(training: Training) -> Cause | None:
         }
     )
     cost_us = _SAVED * share * rank.communication
-    return Cause(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Basis.BOUND)
+    return Fault(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Basis.BOUND)
 
 
-def find_exposed_communication(training: Training) -> Cause | None:
+def find_exposed_communication(training: TracedRun) -> Fault | None:
     """Communication that nothing hides, on GPUs; on processors it takes the cores that would compute meanwhile."""
     rank, overlap = training.most_exposed, training.results.overlap
     if rank is None or overlap is None or not training.has_device:
@@ -168,7 +168,7 @@ def find_exposed_communication(training: Training) -> Cause | None:
     sentence = "" if hidden is None else f" {hidden:.0f} % of it is hidden on average."
     name = axis.axis or "all ranks"
     evidence = [
-        Evidence(
+        Proof(
             f"Communication, mostly of the axis {name}, is exposed for {cost_us / US_PER_MS:.2f} ms of a step."
             f"{sentence}",
             (f"/results{row}/exposed_us", f"/results{rank.pointer}/exposed_communication_us"),
@@ -179,13 +179,13 @@ def find_exposed_communication(training: Training) -> Cause | None:
         text = f"A step computes {rank.compute / US_PER_MS:.2f} ms, which cannot hide all of it."
         evidence.append(fact(text, rank.pointer, "compute_us"))
         advice += " Transfer less: add micro-batches up before a reduction, or reduce gradients in bf16."
-    return Cause(
+    return Fault(
         cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, Basis.BOUND,
         scenario="perfect-overlap", is_counted=True,
     )  # fmt: skip
 
 
-def _overlap_advice(training: Training, axis: str) -> str:
+def _overlap_advice(training: TracedRun, axis: str) -> str:
     has = training.has_option
     if axis == "TP":
         return training.option(
@@ -215,7 +215,7 @@ def _overlap_advice(training: Training, axis: str) -> str:
     )
 
 
-def find_straggler(training: Training, why: Why) -> Cause | None:
+def find_straggler(training: TracedRun, why: Why) -> Fault | None:
     """The rank that the others wait for, where this is why."""
     if training.pipeline is not None:
         return None  # stages wait for each other by the order of their passes
@@ -223,7 +223,7 @@ def find_straggler(training: Training, why: Why) -> Cause | None:
     return straggler[1] if straggler is not None and straggler[0] is why else None
 
 
-def _find_straggler(training: Training) -> tuple[Why, Cause] | None:
+def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     waits, step_us = training.results.stragglers, training.step_us or 0.0
     if waits is None or waits.straggler is None:
         return None
@@ -247,13 +247,13 @@ def _find_straggler(training: Training) -> tuple[Why, Cause] | None:
     evidence = fact(
         f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler}{detail}.", row, "caused_wait_us"
     )
-    return why, Cause(
+    return why, Fault(
         cost_us, (0.0, cost_us), (straggler,), (evidence,), _straggler_advice(training, why),
         scenario=_SCENARIOS.get(why, "").format(straggler),
     )  # fmt: skip
 
 
-def _by_replay(training: Training, straggler: int, cost_us: float) -> Why:
+def _by_replay(training: TracedRun, straggler: int, cost_us: float) -> Why:
     """What a rank is last by where no part of its time tells: which of its changes regains most of what it costs."""
     saved_us = {}
     for why in (Why.HOST, Why.DEVICE):
@@ -264,7 +264,7 @@ def _by_replay(training: Training, straggler: int, cost_us: float) -> Why:
     return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else Why.UNKNOWN
 
 
-def _straggler_advice(training: Training, why: Why) -> str:
+def _straggler_advice(training: TracedRun, why: Why) -> str:
     if why is Why.HOST:
         return "Look at what this rank's process does besides (logging, evaluation, saves), its cores and their load."
     if why is Why.DEVICE:
@@ -279,7 +279,7 @@ def _straggler_advice(training: Training, why: Why) -> str:
     return "The trace does not show why; compare its links with `nvidia-smi topo -m` and `nccl-tests`."
 
 
-def find_uneven_stages(training: Training) -> Cause | None:
+def find_uneven_stages(training: TracedRun) -> Fault | None:
     """The slowest stage sets the pace of all."""
     pipeline = training.pipeline
     if pipeline is None or len(pipeline.stages) <= 1 or not pipeline.imbalance_share:
@@ -292,7 +292,7 @@ def find_uneven_stages(training: Training) -> Cause | None:
     useful_us = [us for _, us in pipeline.stages]
     slowest, fastest = useful_us.index(max(useful_us)), useful_us.index(min(useful_us))
     moved = 1 - sum(useful_us) / len(useful_us) / useful_us[slowest]
-    evidence = Evidence(
+    evidence = Proof(
         f"Stage {slowest} works {useful_us[slowest] / US_PER_MS:.2f} ms of a step, stage {fastest} "
         f"{useful_us[fastest] / US_PER_MS:.2f} ms.",
         (
@@ -308,16 +308,16 @@ def find_uneven_stages(training: Training) -> Cause | None:
             TORCH: "the layers that each `PipelineStage` gets.",
         }
     )
-    return Cause(cost_us, (cost_us, cost_us), pipeline.stages[slowest][0], (evidence,), advice)
+    return Fault(cost_us, (cost_us, cost_us), pipeline.stages[slowest][0], (evidence,), advice)
 
 
-def _excess(pipeline: Pipeline) -> float:
+def _excess(pipeline: Stages) -> float:
     """By which share the longest stage works longer than the mean one; 0 where no stage's work is known."""
     useful_us = [us for _, us in pipeline.stages]
     return max(useful_us) * len(useful_us) / sum(useful_us) - 1 if sum(useful_us) else 0.0
 
 
-def find_large_bubble(training: Training) -> Cause | None:
+def find_large_bubble(training: TracedRun) -> Fault | None:
     """The schedule leaves stages idle at both ends of a step: more micro-batches make that a smaller part."""
     pipeline = training.pipeline
     if pipeline is None or not pipeline.schedule_share or not pipeline.microbatches:
@@ -351,18 +351,18 @@ def find_large_bubble(training: Training) -> Cause | None:
             + ".",
         }
     )
-    return Cause(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)
+    return Fault(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)
 
 
-_WAITS = Part.COMMUNICATION, Part.HOST
+_WAITS = StepPart.COMMUNICATION, StepPart.HOST
 RULES = (
-    Rule("straggler_host", "A rank whose host is late", _WAITS, partial(find_straggler, why=Why.HOST)),
-    Rule("straggler_device", "A rank whose device is slower", _WAITS[:1], partial(find_straggler, why=Why.DEVICE)),
-    Rule("straggler_work", "A rank with more work", _WAITS[:1], partial(find_straggler, why=Why.WORK)),
-    Rule("straggler_network", "A rank that comes last", _WAITS[:1], partial(find_straggler, why=Why.UNKNOWN)),
-    Rule("uneven_stages", "Uneven pipeline stages", (Part.PIPELINE,), find_uneven_stages),
-    Rule("large_bubble", "Pipeline bubble", (Part.PIPELINE,), find_large_bubble),
-    Rule("no_sync", "Gradients reduced in every micro-batch", (Part.COMMUNICATION,), find_repeated_reductions),
-    Rule("small_collectives", "Small collectives", (Part.COMMUNICATION,), find_small_collectives),
-    Rule("exposed_communication", "Exposed communication", _WAITS, find_exposed_communication, is_rest=True),
+    Finder("straggler_host", "A rank whose host is late", _WAITS, partial(find_straggler, why=Why.HOST)),
+    Finder("straggler_device", "A rank whose device is slower", _WAITS[:1], partial(find_straggler, why=Why.DEVICE)),
+    Finder("straggler_work", "A rank with more work", _WAITS[:1], partial(find_straggler, why=Why.WORK)),
+    Finder("straggler_network", "A rank that comes last", _WAITS[:1], partial(find_straggler, why=Why.UNKNOWN)),
+    Finder("uneven_stages", "Uneven pipeline stages", (StepPart.PIPELINE,), find_uneven_stages),
+    Finder("large_bubble", "Pipeline bubble", (StepPart.PIPELINE,), find_large_bubble),
+    Finder("no_sync", "Gradients reduced in every micro-batch", (StepPart.COMMUNICATION,), find_repeated_reductions),
+    Finder("small_collectives", "Small collectives", (StepPart.COMMUNICATION,), find_small_collectives),
+    Finder("exposed_communication", "Exposed communication", _WAITS, find_exposed_communication, is_rest=True),
 )

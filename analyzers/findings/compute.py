@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Evidence, Rule, fact
+from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
     DEEPSPEED,
     LIGHTNING,
@@ -12,8 +12,8 @@ from perfscope.analyzers.findings.training import (
     POWER_CAP,
     TORCH,
     TRAINER,
-    Part,
-    Training,
+    StepPart,
+    TracedRun,
     numbered,
     offer,
 )
@@ -59,7 +59,7 @@ _MOST_SAVINGS = 2
 _OWN_LIMIT = 0.97
 
 
-def find_padding(training: Training) -> Cause | None:
+def find_padding(training: TracedRun) -> Fault | None:
     """Attention masks say that many positions hold padding, which is computed like any other."""
     setup = training.results.setup
     padded = [
@@ -84,10 +84,10 @@ def find_padding(training: Training) -> Cause | None:
         }
     )
     cost_us = share * training.compute_us
-    return Cause(cost_us, (cost_us / 2, cost_us), (), (evidence,), advice, Basis.BOUND)
+    return Fault(cost_us, (cost_us / 2, cost_us), (), (evidence,), advice, Basis.BOUND)
 
 
-def find_unfused_optimizer(training: Training) -> Cause | None:
+def find_unfused_optimizer(training: TracedRun) -> Fault | None:
     """The optimizer launches a kernel for every operation, or even for every parameter and operation."""
     results, stated = training.results, training.setup.optimizer if training.setup is not None else None
     ranks = numbered("/optimizer/ranks", results.optimizer.ranks if results.optimizer is not None else ())
@@ -119,10 +119,10 @@ def find_unfused_optimizer(training: Training) -> Cause | None:
             }
         )
     cost_us = low_us + idle_us
-    return Cause(cost_us, (low_us, cost_us), (), (evidence,), advice, basis=Basis.BOUND)
+    return Fault(cost_us, (low_us, cost_us), (), (evidence,), advice, basis=Basis.BOUND)
 
 
-def find_fp32_products(training: Training) -> Cause | None:
+def find_fp32_products(training: TracedRun) -> Fault | None:
     """Matrix products in fp32 without tensor cores, by the names of their kernels."""
     gpus = training.results.gpus
     if gpus is not None and gpus.gpus and not _TENSOR_CORES.search(gpus.gpus[0].name):
@@ -138,7 +138,7 @@ def find_fp32_products(training: Training) -> Cause | None:
     product_us = training.kernel_us(products)
     if not product_us:
         return None
-    evidence = Evidence(
+    evidence = Proof(
         f"A step multiplies in fp32 for {product_us / US_PER_MS:.2f} ms, without tensor cores.",
         tuple(f"/results{row}/total_us" for row, _ in products[:3]),
     )
@@ -158,10 +158,10 @@ def find_fp32_products(training: Training) -> Cause | None:
             }
         )
     interval = _SLOW_PRODUCTS * product_us, _FASTEST_PRODUCTS * product_us
-    return Cause(interval[0], interval, (), (evidence,), advice, basis=Basis.BOUND)
+    return Fault(interval[0], interval, (), (evidence,), advice, basis=Basis.BOUND)
 
 
-def find_eager_attention(training: Training) -> Cause | None:
+def find_eager_attention(training: TracedRun) -> Fault | None:
     """Attention writes its matrix: a softmax that is no part of the loss runs as a kernel of its own."""
     kernels, roofline = training.kernels("compute"), training.results.roofline
     softmax = [(row, kernel) for row, kernel in kernels if _SOFTMAX.search(kernel.name)]
@@ -180,7 +180,7 @@ def find_eager_attention(training: Training) -> Cause | None:
     least_us = softmax_us + training.kernel_us(masks)
     most_us = max(_WHOLE_ATTENTION * softmax_us, least_us)
     evidence = [
-        Evidence(
+        Proof(
             f"Softmax and masks of attention take {least_us / US_PER_MS:.2f} ms of a step in kernels of their own.",
             tuple(f"/results{row}/name" for row, _ in (*softmax[:2], *masks[:1])),
         )
@@ -189,7 +189,7 @@ def find_eager_attention(training: Training) -> Cause | None:
         # The shapes tell what else goes over the matrix: scaling, casts, dropout.
         least_us = most_us = max(sum(operator.device_us for _, operator in written), least_us)
         text = f"All operators that read or write the matrix of each head take {most_us / US_PER_MS:.2f} ms."
-        evidence.append(Evidence(text, tuple(f"/results{row}/device_us" for row, _ in written)))
+        evidence.append(Proof(text, tuple(f"/results{row}/device_us" for row, _ in written)))
     advice = "Try " + training.option(
         {
             TRAINER: '`attn_implementation="sdpa"` or `"flash_attention_2"` in `from_pretrained`.',
@@ -198,10 +198,10 @@ def find_eager_attention(training: Training) -> Cause | None:
         }
     )
     cost_us = (least_us + most_us) / 2
-    return Cause(cost_us, (least_us, most_us), (), tuple(evidence), advice, Basis.BOUND)
+    return Fault(cost_us, (least_us, most_us), (), tuple(evidence), advice, Basis.BOUND)
 
 
-def find_unfused_norms(training: Training) -> Cause | None:
+def find_unfused_norms(training: TracedRun) -> Fault | None:
     """Norms that are written operator by operator: each operator reads and writes all states again."""
     tree = training.results.modules
     rank = next(iter(tree.ranks), None) if tree is not None else None
@@ -235,10 +235,10 @@ def find_unfused_norms(training: Training) -> Cause | None:
         }
     )
     of_rank = () if rank.rank is None else (rank.rank,)
-    return Cause(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Basis.BOUND)
+    return Fault(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Basis.BOUND)
 
 
-def find_recomputation(training: Training) -> Cause | None:
+def find_recomputation(training: TracedRun) -> Fault | None:
     """Activations are recomputed although most of the memory is free."""
     mfu, operations, used = training.results.mfu, training.results.operations, training.used_memory
     shares = [] if mfu is None else [("/mfu", mfu.recomputed_share or 0.0, mfu.checkpointing)]
@@ -254,7 +254,7 @@ def find_recomputation(training: Training) -> Cause | None:
     text = f"{percent(share):.0f} % of the forward pass's products run again in the backward pass."
     evidence = (
         fact(text, row, "recomputed_share"),
-        Evidence(f"{percent(1 - used[0]):.0f} % of the GPU's memory is never used by tensors.", used[1]),
+        Proof(f"{percent(1 - used[0]):.0f} % of the GPU's memory is never used by tensors.", used[1]),
     )
     advice = "Recompute fewer layers, as far as memory allows: " + training.option(
         {
@@ -267,16 +267,16 @@ def find_recomputation(training: Training) -> Cause | None:
             else "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
         }
     )
-    return Cause((low + high) / 2, (low, high), (), evidence, advice, Basis.BOUND)
+    return Fault((low + high) / 2, (low, high), (), evidence, advice, Basis.BOUND)
 
 
-def find_throttling(training: Training) -> Cause | None:
+def find_throttling(training: TracedRun) -> Fault | None:
     """GPUs that are too hot, braked, or limited to less power than their own limit.
 
     A GPU that reaches its own power limit while it multiplies is as fast as it can be.
     """
     throttling = training.results.throttling
-    causes: list[Cause] = []
+    causes: list[Fault] = []
     for row, entry in numbered("/throttling", throttling.gpus if throttling is not None else ()):
         found = training.gpu_of(entry.uuid)
         if found is None:
@@ -293,7 +293,7 @@ def find_throttling(training: Training) -> Cause | None:
             continue
         share = len(entry.steps) / entry.known_steps
         cost_us = training.compute_us * (1 - entry.hit_mhz / highest) * share
-        evidence = Evidence(
+        evidence = Proof(
             f"{entry.name} runs at {entry.hit_mhz:.0f} of {highest:.0f} MHz in {percent(share):.0f} % of the steps: "
             f"{', '.join(cause.cause for cause, _ in reasons)}.",
             (
@@ -306,11 +306,11 @@ def find_throttling(training: Training) -> Cause | None:
         if is_limited:
             own = f"the GPU's own {own_w:.0f} W: try `nvidia-smi -pl {own_w:.0f}`"
             advice = f"The power limit is {limit_w:.0f} W, and {own}."
-        causes.append(Cause(cost_us, (0.0, cost_us), entry.ranks, (evidence,), advice, Basis.BOUND))
+        causes.append(Fault(cost_us, (0.0, cost_us), entry.ranks, (evidence,), advice, Basis.BOUND))
     return max(causes, key=lambda cause: cause.cost_us, default=None)
 
 
-def find_full_memory(training: Training) -> Cause | None:
+def find_full_memory(training: TracedRun) -> Fault | None:
     """The fullest GPU is short of memory: what lowers the peak, or pieces that no tensor fits into."""
     memory = training.results.memory
     used = [
@@ -348,18 +348,18 @@ def find_full_memory(training: Training) -> Cause | None:
     else:
         return None
     of_rank = () if peak.rank is None else (peak.rank,)
-    return Cause(
+    return Fault(
         0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Basis.BOUND, saved_bytes=saved
     )  # fmt: skip
 
 
 RULES = (
-    Rule("padding", "Padding", (Part.COMPUTE,), find_padding),
-    Rule("unfused_optimizer", "Unfused optimizer", (Part.COMPUTE, Part.HOST), find_unfused_optimizer),
-    Rule("fp32_products", "Products in fp32", (Part.COMPUTE,), find_fp32_products),
-    Rule("eager_attention", "Eager attention", (Part.COMPUTE,), find_eager_attention),
-    Rule("unfused_norm", "Norms of many kernels", (Part.COMPUTE,), find_unfused_norms),
-    Rule("recomputation", "Recomputation that memory does not need", (Part.COMPUTE,), find_recomputation),
-    Rule("throttling", "Throttled GPU", (Part.COMPUTE,), find_throttling),
-    Rule("full_memory", "Memory nearly full", (Part.OUTSIDE,), find_full_memory),
+    Finder("padding", "Padding", (StepPart.COMPUTE,), find_padding),
+    Finder("unfused_optimizer", "Unfused optimizer", (StepPart.COMPUTE, StepPart.HOST), find_unfused_optimizer),
+    Finder("fp32_products", "Products in fp32", (StepPart.COMPUTE,), find_fp32_products),
+    Finder("eager_attention", "Eager attention", (StepPart.COMPUTE,), find_eager_attention),
+    Finder("unfused_norm", "Norms of many kernels", (StepPart.COMPUTE,), find_unfused_norms),
+    Finder("recomputation", "Recomputation that memory does not need", (StepPart.COMPUTE,), find_recomputation),
+    Finder("throttling", "Throttled GPU", (StepPart.COMPUTE,), find_throttling),
+    Finder("full_memory", "Memory nearly full", (StepPart.OUTSIDE,), find_full_memory),
 )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from perfscope.analyzers.findings.training import Part, Training
+from perfscope.analyzers.findings.training import StepPart, TracedRun
 from perfscope.result import Doc, Figures, figure
 
 
@@ -20,7 +20,7 @@ class Basis(StrEnum):
     REPLAY = "replay"  # of the profiled steps without the cause
 
 
-class Evidence(Figures, frozen=True):
+class Proof(Figures, frozen=True):
     """One fact behind a finding."""
 
     text: Annotated[str, Doc("One sentence.")]
@@ -29,13 +29,13 @@ class Evidence(Figures, frozen=True):
     ] = ()
 
 
-def fact(text: str, pointer: str = "", keys: str = "") -> Evidence:
+def fact(text: str, pointer: str = "", keys: str = "") -> Proof:
     """A fact, and where its figures are: some keys of one object of the results, or the object."""
     pointers = tuple(f"/results{pointer}/{key}" for key in keys.split()) or ((f"/results{pointer}",) if pointer else ())
-    return Evidence(text, pointers)
+    return Proof(text, pointers)
 
 
-class Cause(Struct, frozen=True):
+class Fault(Struct, frozen=True):
     """What a rule sees in the results of a run; times are microseconds of a step.
 
     Attributes:
@@ -56,7 +56,7 @@ class Cause(Struct, frozen=True):
     cost_us: float
     interval_us: tuple[float, float]
     ranks: tuple[int, ...]
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Proof, ...]
     advice: str
     basis: Basis = Basis.MEASURED
     scenario: str = ""
@@ -67,7 +67,7 @@ class Cause(Struct, frozen=True):
     saved_bytes: int | None = None
 
 
-class Rule(Struct, frozen=True):
+class Finder(Struct, frozen=True):
     """One kind of finding.
 
     Attributes:
@@ -80,8 +80,8 @@ class Rule(Struct, frozen=True):
 
     id: str
     title: str
-    parts: tuple[Part, ...]
-    find: Callable[[Training], Cause | None]
+    parts: tuple[StepPart, ...]
+    find: Callable[[TracedRun], Fault | None]
     is_rest: bool = False
 
 
@@ -103,7 +103,7 @@ class Finding(Figures, frozen=True):
         str | None, Doc("What ``perfscope whatif`` calls the replay that the cost is of; None of another basis.")
     ]
     ranks: Annotated[tuple[int, ...], Doc("Where it happens; empty where it is on all.")]
-    evidence: Annotated[tuple[Evidence, ...], Doc("What shows it.")]
+    evidence: Annotated[tuple[Proof, ...], Doc("What shows it.")]
     advice: Annotated[str, Doc("What to try, in one sentence.")]
 
     @figure

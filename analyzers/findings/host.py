@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Evidence, Rule, fact
+from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
     DEEPSPEED,
     LAUNCHING,
@@ -14,9 +14,9 @@ from perfscope.analyzers.findings.training import (
     OUTSIDE_OPERATORS,
     TORCH,
     TRAINER,
-    Part,
-    RankStep,
-    Training,
+    MeanStep,
+    StepPart,
+    TracedRun,
     numbered,
     offer,
 )
@@ -36,7 +36,7 @@ _USUAL_PYTHON = 0.4
 _MOST_NAMED = 3
 
 
-def find_slow_loading(training: Training) -> Cause | None:
+def find_slow_loading(training: TracedRun) -> Fault | None:
     """Training waits for data loaders: by the hooks, limited to the time that the device has left in a step."""
     waits: dict[int | None, tuple[float, str]] = {}
     busy = {rank.rank: rank.compute + rank.copy for rank in training.ranks if training.has_device}
@@ -75,13 +75,13 @@ def find_slow_loading(training: Training) -> Cause | None:
             TORCH: f"`DataLoader(num_workers=N{now}{prefetch}{'' if is_persistent else ', persistent_workers=True'})`.",
         }
     )
-    return Cause(
+    return Fault(
         cost_us, (low_us, high_us), tuple(slow), tuple(evidence), advice,
         scenario="data-loading-free", is_of_all_steps=bool(training.step_ranks),
     )  # fmt: skip
 
 
-def find_unpinned_copies(training: Training) -> Cause | None:
+def find_unpinned_copies(training: TracedRun) -> Fault | None:
     """Batches are copied from pageable memory: the copy is slow, and the host waits for it."""
     names = training.kernels("copy", _PAGEABLE)
     blocked = [(row, rank, rank.pageable) for row, rank in training.call_ranks if rank.pageable_bytes]
@@ -108,10 +108,10 @@ def find_unpinned_copies(training: Training) -> Cause | None:
     interval = min(copied_us, pageable.regained_us), pageable.regained_us + copied_us
     of_rank = () if rank.rank is None else (rank.rank,)
     cost_us = max(pageable.regained_us, copied_us)
-    return Cause(cost_us, interval, of_rank, (evidence,), advice, basis=Basis.BOUND)
+    return Fault(cost_us, interval, of_rank, (evidence,), advice, basis=Basis.BOUND)
 
 
-def find_garbage_collection(training: Training) -> Cause | None:
+def find_garbage_collection(training: TracedRun) -> Fault | None:
     """Full collections of Python's garbage interrupt steps; on several ranks each one makes the others wait."""
     collecting = [(row, rank, rank.means.garbage_s) for row, rank in training.step_ranks if rank.means.garbage_s]
     if not collecting:
@@ -139,10 +139,10 @@ def find_garbage_collection(training: Training) -> Cause | None:
     )
     of_ranks = tuple(rank.rank for _, rank, _ in collecting)
     interval = cost_us, cost_us * len(collecting)
-    return Cause(cost_us, interval, of_ranks, (evidence,), advice, is_of_all_steps=True)
+    return Fault(cost_us, interval, of_ranks, (evidence,), advice, is_of_all_steps=True)
 
 
-def find_recompilation(training: Training) -> Cause | None:
+def find_recompilation(training: TracedRun) -> Fault | None:
     """torch.compile still compiles after the first steps."""
     compiling = [entry for entry in training.step_ranks if entry[1].means.compiled_steps >= _FEWEST_COMPILED_STEPS]
     if not compiling:
@@ -161,10 +161,10 @@ def find_recompilation(training: Training) -> Cause | None:
     )
     of_ranks = tuple(rank.rank for _, rank in compiling)
     is_beside = not rank.means.compile_in_steps_s
-    return Cause(cost_us, (cost_us, cost_us), of_ranks, (evidence,), advice, is_beside=is_beside)
+    return Fault(cost_us, (cost_us, cost_us), of_ranks, (evidence,), advice, is_beside=is_beside)
 
 
-def find_blocking_saves(training: Training) -> Cause | None:
+def find_blocking_saves(training: TracedRun) -> Fault | None:
     """Checkpoint saves stall training; spread over all steps."""
     saves, steps = training.results.saves, training.results.steps
     if saves is None or steps is None or not saves.saves or not saves.blocked_s or not steps.count:
@@ -172,7 +172,7 @@ def find_blocking_saves(training: Training) -> Cause | None:
     cost_us = saves.blocked_s * US_PER_S / steps.count
     asynchronous = sum(save.asynchronous is True for save in saves.saves)
     is_beside = asynchronous == len(saves.saves)
-    evidence = Evidence(
+    evidence = Proof(
         f"{len(saves.saves)} checkpoints stalled training for {saves.blocked_s:.2f} s in {steps.count} steps.",
         ("/results/saves/blocked_s", "/results/steps/count"),
     )
@@ -191,10 +191,10 @@ def find_blocking_saves(training: Training) -> Cause | None:
             TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_beside), ("to save less often.", False)),
         }
     )
-    return Cause(cost_us, (0.0, cost_us), (), (evidence,), advice, is_beside=True)
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice, is_beside=True)
 
 
-def find_synchronisations(training: Training) -> Cause | None:
+def find_synchronisations(training: TracedRun) -> Fault | None:
     """Calls that wait for the device, by who makes them."""
     regained_us = {row: rank.synchronisation.regained_us for row, rank in training.call_ranks}
     row, rank = max(training.call_ranks, key=lambda entry: regained_us[entry[0]], default=("", None))
@@ -221,10 +221,10 @@ def find_synchronisations(training: Training) -> Cause | None:
         rank.rank for row, rank in training.call_ranks if rank.rank is not None and regained_us[row] >= _ALSO * cost_us
     )
     advice = _advise_waiting(training, callers[0][1])
-    return Cause(cost_us, (cost_us / 2, cost_us), of_ranks, evidence, advice, basis=Basis.BOUND)
+    return Fault(cost_us, (cost_us / 2, cost_us), of_ranks, evidence, advice, basis=Basis.BOUND)
 
 
-def _advise_waiting(training: Training, caller: Caller) -> str:
+def _advise_waiting(training: TracedRun, caller: Caller) -> str:
     """What to try against the waits of a caller."""
     line = "" if caller.function else " `perfscope profile --stack` names the line."
     if not caller.operator:
@@ -256,7 +256,7 @@ def _advise_waiting(training: Training, caller: Caller) -> str:
     return f"Collect the values on the device, and read them every hundred steps {how}.{line}"
 
 
-def find_allocations(training: Training) -> Cause | None:
+def find_allocations(training: TracedRun) -> Fault | None:
     """Steps ask the driver for memory: each call holds the host up, and freeing waits for the device."""
     row, rank = max(training.call_ranks, key=lambda entry: entry[1].allocation.blocked_us, default=("", None))
     if rank is None or not rank.allocation.calls:
@@ -282,10 +282,10 @@ def find_allocations(training: Training) -> Cause | None:
         removed = "Remove `torch.cuda.empty_cache()` from the loop", False
         advice = f"{offer(removed, (f'try {segments[0]}', segments[1]))}."
     cost_us, of_rank = allocation.regained_us, () if rank.rank is None else (rank.rank,)
-    return Cause(cost_us, (cost_us / 2, cost_us), of_rank, tuple(evidence), advice, basis=Basis.BOUND)
+    return Fault(cost_us, (cost_us / 2, cost_us), of_rank, tuple(evidence), advice, basis=Basis.BOUND)
 
 
-def find_host_pauses(training: Training) -> Cause | None:
+def find_host_pauses(training: TracedRun) -> Fault | None:
     """The host does something for milliseconds that the trace does not show, or Python that its stacks name."""
     rank = max(training.ranks, key=_pause_us, default=None)
     if rank is None:
@@ -315,14 +315,14 @@ def find_host_pauses(training: Training) -> Cause | None:
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
         advice = "`perfscope profile --stack` names the function; move it into a DataLoader worker or out of the loop."
-    return Cause(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice)
+    return Fault(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice)
 
 
-def _pause_us(rank: RankStep) -> float:
+def _pause_us(rank: MeanStep) -> float:
     return rank.host.get(NOT_SHOWN, 0.0) + rank.host.get(OUTSIDE_OPERATORS, 0.0)
 
 
-def find_slow_launches(training: Training) -> Cause | None:
+def find_slow_launches(training: TracedRun) -> Fault | None:
     """The device waits for the launches of the host."""
     rank = max(training.ranks, key=lambda rank: rank.launches, default=None)
     if rank is None or not training.has_device:
@@ -354,19 +354,20 @@ def find_slow_launches(training: Training) -> Cause | None:
         }
     )
     advice = f"Try {graphs}, or {larger}."
-    return Cause(
+    return Fault(
         cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, basis=Basis.BOUND, scenario="launch-free"
     )  # fmt: skip
 
 
+_AND_WAITS = StepPart.HOST, StepPart.COMMUNICATION
 RULES = (
-    Rule("slow_data_loading", "Slow data loading", (Part.HOST, Part.COMMUNICATION), find_slow_loading),
-    Rule("unpinned_copies", "Unpinned copies", (Part.HOST,), find_unpinned_copies),
-    Rule("garbage_collection", "Garbage collection", (Part.HOST, Part.COMMUNICATION), find_garbage_collection),
-    Rule("recompilation", "Recompilation", (Part.OUTSIDE,), find_recompilation),
-    Rule("blocking_saves", "Blocking checkpoint saves", (Part.OUTSIDE,), find_blocking_saves),
-    Rule("synchronisation", "Synchronisation", (Part.HOST,), find_synchronisations),
-    Rule("allocator", "Memory allocated in steps", (Part.HOST,), find_allocations),
-    Rule("host_pauses", "Pauses of the host", (Part.HOST,), find_host_pauses, is_rest=True),
-    Rule("host_bound", "Host-bound launches", (Part.HOST,), find_slow_launches, is_rest=True),
+    Finder("slow_data_loading", "Slow data loading", _AND_WAITS, find_slow_loading),
+    Finder("unpinned_copies", "Unpinned copies", (StepPart.HOST,), find_unpinned_copies),
+    Finder("garbage_collection", "Garbage collection", _AND_WAITS, find_garbage_collection),
+    Finder("recompilation", "Recompilation", (StepPart.OUTSIDE,), find_recompilation),
+    Finder("blocking_saves", "Blocking checkpoint saves", (StepPart.OUTSIDE,), find_blocking_saves),
+    Finder("synchronisation", "Synchronisation", (StepPart.HOST,), find_synchronisations),
+    Finder("allocator", "Memory allocated in steps", (StepPart.HOST,), find_allocations),
+    Finder("host_pauses", "Pauses of the host", (StepPart.HOST,), find_host_pauses, is_rest=True),
+    Finder("host_bound", "Host-bound launches", (StepPart.HOST,), find_slow_launches, is_rest=True),
 )

@@ -14,8 +14,8 @@ from perfscope.constants import NS_PER_US, US_PER_S
 
 if TYPE_CHECKING:
     from perfscope.analyzers.breakdown import Breakdown, RankParts
-    from perfscope.analyzers.calls import Calls, RankCalls
-    from perfscope.analyzers.collectives import Collectives, Operation
+    from perfscope.analyzers.calls import Calls, RankBlockingCalls
+    from perfscope.analyzers.collectives import Collectives, GroupOperation
     from perfscope.analyzers.gpus import Gpus, SampledGpu
     from perfscope.analyzers.host import HostRank, HostTime
     from perfscope.analyzers.idle import Idle, RankIdle
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Results(Struct, frozen=True):
+class AnalyzerResults(Struct, frozen=True):
     """The results of the analyzers; None where one gave none."""
 
     breakdown: Breakdown | None = None
@@ -94,7 +94,7 @@ _ZERO = "zero_optimization"
 _COMPILED = re.compile(r"^triton_(?:poi|red|per|tem|for|split_scan)_")
 
 
-class Part(StrEnum):
+class StepPart(StrEnum):
     """A part of a step, whose time limits what causes in it cost."""
 
     HOST = "the device waits for the host, or copies"
@@ -113,7 +113,7 @@ def numbered(pointer: str, items: Sequence[_T]) -> list[tuple[str, _T]]:
     return [(f"{pointer}/{index}", item) for index, item in enumerate(items)]
 
 
-class RankStep(NamedTuple):
+class MeanStep(NamedTuple):
     """A mean step of one rank, in microseconds; on a GPU the device's time, on a processor the host's.
 
     Attributes:
@@ -151,16 +151,16 @@ class RankStep(NamedTuple):
         """The rank, as findings state it."""
         return () if self.rank is None else (self.rank,)
 
-    def time_us(self, part: Part) -> float:
+    def time_us(self, part: StepPart) -> float:
         """The time of a part of its step."""
         return {
-            Part.HOST: self.waits_for_host + self.copy,
-            Part.COMMUNICATION: self.communication,
-            Part.COMPUTE: self.compute,
+            StepPart.HOST: self.waits_for_host + self.copy,
+            StepPart.COMMUNICATION: self.communication,
+            StepPart.COMPUTE: self.compute,
         }.get(part, 0.0)
 
 
-class Pipeline(NamedTuple):
+class Stages(NamedTuple):
     """A pipeline as it was measured: by hooks in all steps, or by traces in the profiled ones.
 
     Attributes:
@@ -185,7 +185,7 @@ class Pipeline(NamedTuple):
     microbatches: int
 
 
-class Training:
+class TracedRun:
     """One run, or some traces.
 
     Args:
@@ -193,7 +193,7 @@ class Training:
         regain: Answers what a step takes less with a scenario of ``perfscope whatif``; None without traces.
     """
 
-    def __init__(self, results: Results, regain: Callable[[str], Regain | None] = lambda _: None) -> None:
+    def __init__(self, results: AnalyzerResults, regain: Callable[[str], Regain | None] = lambda _: None) -> None:
         self.results = results
         self.regain = regain
 
@@ -209,7 +209,7 @@ class Training:
         return numbered("/steps/ranks", self.results.steps.ranks if self.results.steps is not None else ())
 
     @cached_property
-    def call_ranks(self) -> list[tuple[str, RankCalls]]:
+    def call_ranks(self) -> list[tuple[str, RankBlockingCalls]]:
         """The calls that hold each rank's host up; empty without traces of a device."""
         return numbered("/calls/ranks", self.results.calls.ranks if self.results.calls is not None else ())
 
@@ -260,7 +260,7 @@ class Training:
         return max(times_ns, default=0.0) / NS_PER_US
 
     @cached_property
-    def ranks(self) -> Sequence[RankStep]:
+    def ranks(self) -> Sequence[MeanStep]:
         """The profiled steps of each rank; none without traces."""
         if self.has_device:
             idle: dict[tuple[str, int], tuple[str, RankIdle]] = {}
@@ -273,7 +273,7 @@ class Training:
         hosts = self.results.host.ranks if self.results.host is not None else ()
         return tuple(_host_step(pointer, host) for pointer, host in numbered("/host/ranks", hosts))
 
-    def _device_step(self, pointer: str, device: RankParts, idle_pointer: str, idle: RankIdle | None) -> RankStep:
+    def _device_step(self, pointer: str, device: RankParts, idle_pointer: str, idle: RankIdle | None) -> MeanStep:
         count, parts = max(len(device.steps), 1), device.row
         compute, communication, copy = (
             ns / count / NS_PER_US for ns in (parts.compute, parts.exposed_communication, parts.exposed_copy)
@@ -292,7 +292,7 @@ class Training:
         # The profiler slows hosts, for which other ranks wait: a step that nobody profiled has no more time for both.
         spare = max(self.median_us - compute - copy, 0.0)
         scale = min(spare / measured, 1.0) if measured and self.has_step_time else 1.0
-        return RankStep(
+        return MeanStep(
             rank=device.rank,
             pointer=f"{pointer}/marked" if device.steps else pointer,
             idle_pointer=idle_pointer,
@@ -303,22 +303,22 @@ class Training:
             steps=count,
         )
 
-    def part_us(self, *parts: Part) -> float:
+    def part_us(self, *parts: StepPart) -> float:
         """The most time that a rank has in some parts of a step; infinite where no trace tells."""
-        if not self.ranks or parts[0] is Part.OUTSIDE:
+        if not self.ranks or parts[0] is StepPart.OUTSIDE:
             return float("inf")
         longest_us = max(sum(rank.time_us(part) for part in parts) for rank in self.ranks)
         pipeline = self.pipeline
-        if parts[0] is Part.PIPELINE:
+        if parts[0] is StepPart.PIPELINE:
             shares = (pipeline.schedule_share, pipeline.imbalance_share, pipeline.gaps_share) if pipeline else ()
             return sum(shares) * pipeline.section_us if pipeline else 0.0
-        if parts[0] is Part.HOST and pipeline is not None:
+        if parts[0] is StepPart.HOST and pipeline is not None:
             # Hosts of stages wait for what other stages send: what the bubble's measurement leaves is theirs.
             return min(longest_us, pipeline.gaps_share * pipeline.section_us)
         return longest_us
 
     @cached_property
-    def most_exposed(self) -> RankStep | None:
+    def most_exposed(self) -> MeanStep | None:
         """The rank with the longest exposed communication."""
         return max(self.ranks, key=lambda rank: rank.communication, default=None)
 
@@ -328,7 +328,7 @@ class Training:
         return max((rank.compute for rank in self.ranks), default=self.step_us or 0.0)
 
     @cached_property
-    def pipeline(self) -> Pipeline | None:
+    def pipeline(self) -> Stages | None:
         """A pipeline, by the hooks in every step, or in the profiled ones; None without one.
 
         The hooks' passes hold what a device waits for inside of them. Where a host makes those of one stage long, the
@@ -344,14 +344,14 @@ class Training:
         return traced if max(stretched) > _STRETCHED * min(stretched) else timed
 
     @cached_property
-    def _timed_pipeline(self) -> Pipeline | None:
+    def _timed_pipeline(self) -> Stages | None:
         steps = self.results.pipeline_steps
         if steps is None or not steps.section:
             return None
         return _pipeline("/pipeline_steps", steps, steps.section, steps.transfer_and_host_fraction_of_total)
 
     @cached_property
-    def traced_pipeline(self) -> Pipeline | None:
+    def traced_pipeline(self) -> Stages | None:
         """A pipeline as the devices' own work shows it; None where no traces tell it."""
         bubble = self.results.pipeline_bubble
         if bubble is None:
@@ -380,7 +380,7 @@ class Training:
         return max((rank.copy for rank in self.ranks), default=0.0) * such_us / whole_us if whole_us else 0.0
 
     @property
-    def operations(self) -> list[tuple[str, Operation]]:
+    def operations(self) -> list[tuple[str, GroupOperation]]:
         """The collectives on the device."""
         collectives = self.results.collectives
         return numbered("/collectives/operations", collectives.operations if collectives is not None else ())
@@ -463,8 +463,8 @@ def offer(*choices: tuple[str, bool]) -> str:
 
 def _pipeline(
     pointer: str, measured: PipelineSteps | PipelineBubble, section_ns: float, gaps_share: float | None
-) -> Pipeline:
-    return Pipeline(
+) -> Stages:
+    return Stages(
         pointer,
         section_ns / NS_PER_US,
         tuple((stage.ranks, float(stage.useful or 0) / NS_PER_US) for stage in measured.stages),
@@ -486,9 +486,9 @@ def _outside_steps(device: RankParts) -> float:
     return (device.outside.steps or 0.0) if device.outside is not None else 0.0
 
 
-def _host_step(pointer: str, host: HostRank) -> RankStep:
+def _host_step(pointer: str, host: HostRank) -> MeanStep:
     count, total = max(len(host.steps), 1), host.total
-    return RankStep(
+    return MeanStep(
         rank=host.rank,
         pointer=pointer,
         idle_pointer=pointer,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from perfscope.analyzers.goodput.lives import Life
-from perfscope.analyzers.shared.parts import Part, Spent
+from perfscope.analyzers.shared.parts import LifePart, Spent
 from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
-_STEPS = (Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS)
+_STEPS = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
 #: What a step takes beyond so many medians is a stall.
 _STALL = 3
 
@@ -36,7 +36,7 @@ def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
         outside_ns = part_ns - int(ledger.by_step[part].sum())
         if part in _STEPS:
             apart_ns[Spent.START] += outside_ns
-        elif part is Part.DATA_WAIT:  # the wait for the first batch is a part of the start
+        elif part is LifePart.DATA_WAIT:  # the wait for the first batch is a part of the start
             apart_ns[Spent.START] += outside_ns
             apart_ns[Spent.STALLS] += part_ns - outside_ns
         else:

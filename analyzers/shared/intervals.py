@@ -18,7 +18,7 @@ def _no_moments() -> Int64:
     return np.zeros(0, np.int64)
 
 
-class Spans(Protocol):
+class TimeSpans(Protocol):
     """A table whose rows have a start and an end: device events, or spans of the host."""
 
     @property
@@ -94,7 +94,7 @@ class Intervals(Struct, frozen=True, eq=False):
         return np.where(begun > 0, total[last] + of_last, 0)
 
 
-def covered(spans: Spans, rows: Bool | Int64) -> Intervals:
+def covered(spans: TimeSpans, rows: Bool | Int64) -> Intervals:
     """The moments that any of some rows covers."""
     return union(spans.start_ns[rows], spans.end_ns[rows])
 

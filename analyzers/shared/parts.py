@@ -3,7 +3,7 @@
 - A device: ``Parts``, which are compute, exposed communication, exposed copy and idle. They add up to the window.
 - Idle: ``CAUSES``, what the device waited for. They add up to the idle time. ``HOST_CAUSES`` are the host's.
 - A host: ``HostPart``. They add up to a step.
-- A process: ``Part``, which are start-up, steps, saves and the rest. They add up to its wall time.
+- A process: ``LifePart``, which are start-up, steps, saves and the rest. They add up to its wall time.
 - A job: ``Spent``, the parts of all its starts, with redone steps and the time between starts.
 """
 
@@ -69,13 +69,13 @@ class Spent(Labelled):
     DOWN = "down", "down between starts"
 
 
-class Part(StrEnum):
+class LifePart(StrEnum):
     """A part of the wall time of a process; the value is its key in JSON."""
 
     label: str
     spent: Spent
 
-    def __new__(cls, key: str, label: str, spent: Spent) -> Part:
+    def __new__(cls, key: str, label: str, spent: Spent) -> LifePart:
         """A member with its name in tables, and what it is in the time of a job."""
         member = str.__new__(cls, key)
         member._value_, member.label, member.spent = key, label, spent
@@ -141,7 +141,7 @@ class Parts(Figures, frozen=True, array_like=True):
         )
 
 
-class StepParts(Figures, frozen=True, array_like=True):
+class DeviceStep(Figures, frozen=True, array_like=True):
     """Where one step went.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfscope.analyzers.shared.statistics import mean
-from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect, compare_sides
+from perfscope.analyzers.shared.window_effect import Effect, WindowEffect, compare_sides
 from perfscope.constants import NS_PER_S
 from perfscope.report import in_unit
 from perfscope.tables.columns import Bool, Float64, Int64, present
@@ -108,7 +108,7 @@ def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
     labelled = [int(table.step[table.window != ""].min()) for table in last if (table.window != "").any()]
     if labelled:
         effect = compare_sides(steady, walls_ns, _kinds(last[0], steady), min(labelled))
-        if effect.verdict is Verdict.SLOWER:
+        if effect.verdict is Effect.SLOWER:
             is_chosen = steady < min(labelled)
     if is_chosen.sum() < FEWEST_STEPS:
         is_chosen[:] = False

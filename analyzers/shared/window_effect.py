@@ -34,7 +34,7 @@ _MOST_COMPARED = 200
 _FARTHEST = 5.93
 
 
-class Verdict(StrEnum):
+class Effect(StrEnum):
     """What the steps behind a window are, compared with those before it."""
 
     SLOWER = "slower"
@@ -47,7 +47,7 @@ class Verdict(StrEnum):
 class WindowEffect(Figures, frozen=True):
     """Whether a window slowed the steps behind it: by intervals that account for autocorrelation and drift."""
 
-    verdict: Annotated[Verdict, Doc("``slower``, ``faster``, ``drift``, ``no difference found`` or ``untested``.")]
+    verdict: Annotated[Effect, Doc("``slower``, ``faster``, ``drift``, ``no difference found`` or ``untested``.")]
     before: Annotated[int, Doc("Steps before the window that are compared.")]
     after: Annotated[int, Doc("Steps behind it that are compared.")]
     before_s: Annotated[float | None, Doc("Their median before it.")]
@@ -80,7 +80,7 @@ def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) ->
     common = _common_kind(kind[is_before], kind[~is_before])
     reason = _obstacle(*sides, has_common_kind=common is not None)
     if reason:
-        return WindowEffect(Verdict.UNTESTED, *sides, *medians, reason=reason)
+        return WindowEffect(Effect.UNTESTED, *sides, *medians, reason=reason)
     rows = kind == common
     before, after = wall_ns[is_before & rows][-_MOST_COMPARED:], wall_ns[~is_before & rows][:_MOST_COMPARED]
     steps = np.concatenate([step[is_before & rows][-_MOST_COMPARED:], step[~is_before & rows][:_MOST_COMPARED]])
@@ -95,11 +95,11 @@ def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) ->
     low, _, high = _fit_last(values, np.stack([level, is_after], axis=1), correlation)
     if difference >= SMALLEST_EFFECT and low > 0:
         is_jump = jump_low > 0 and jump >= SMALLEST_EFFECT / 2 and sides[0] >= _FEWEST_TO_BLAME
-        verdict = Verdict.SLOWER if is_jump else Verdict.DRIFT
+        verdict = Effect.SLOWER if is_jump else Effect.DRIFT
     elif difference <= -SMALLEST_EFFECT and high < 0:
-        verdict = Verdict.FASTER if jump_high < 0 else Verdict.DRIFT
+        verdict = Effect.FASTER if jump_high < 0 else Effect.DRIFT
     else:
-        verdict = Verdict.NO_DIFFERENCE
+        verdict = Effect.NO_DIFFERENCE
     return WindowEffect(verdict, *sides, *medians, change_low=low, change_high=high)
 
 

@@ -87,7 +87,7 @@ class DevicePace(Figures, frozen=True):
         return round(passes_ns * (1 - 1 / forward) + self.update_ns * (1 - 1 / update))
 
 
-class Devices(NamedTuple):
+class Paces(NamedTuple):
     """What is known of the devices.
 
     Attributes:
@@ -99,7 +99,7 @@ class Devices(NamedTuple):
     unseen: Mapping[str, tuple[int, ...]]
 
 
-def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> Devices:
+def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> Paces:
     """The pace of each rank's device over its replicas, and which GPUs it says nothing of."""
     stages = _find_stages(run) if has_stages else dict.fromkeys((table.rank for table in tables), 0)
     clocks = _read_clocks(run)
@@ -137,7 +137,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> D
     untimed = [table.rank for table in tables if table.rank in with_gpu and table.rank not in probed]
     if untimed:
         unseen[f"fewer than {_FEWEST_PROBES} of their steps were timed"] += untimed
-    return Devices(tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()})
+    return Paces(tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()})
 
 
 def _find_stages(run: Run) -> dict[int, int]:

@@ -18,7 +18,7 @@ from perfscope.analyzers.timeline.tracks import (
     STATES,
     JobTracks,
     RankTracks,
-    States,
+    StateRuns,
     clocks_of,
     join_tracks,
     measure_tracks,
@@ -72,11 +72,11 @@ class Simplified(NamedTuple):
         shortest_ns: Pieces that were shorter than this are joined; 0 where none was.
     """
 
-    states: States
+    states: StateRuns
     shortest_ns: int
 
 
-def simplify(states: States, most: int) -> Simplified:
+def simplify(states: StateRuns, most: int) -> Simplified:
     """Join neighbours that are shorter than ever longer times, until no more than ``most`` pieces are left."""
     if len(states.state) <= most:
         return Simplified(states, 0)
@@ -89,7 +89,7 @@ def simplify(states: States, most: int) -> Simplified:
         shortest_ns *= 2
 
 
-def _join(states: States, shortest_ns: int) -> States:
+def _join(states: StateRuns, shortest_ns: int) -> StateRuns:
     """Each run of short states within one stretch of ``shortest_ns`` is one piece."""
     is_short = states.end_ns - states.start_ns < shortest_ns
     stretch = (states.start_ns - states.start_ns[0]) // shortest_ns
@@ -99,10 +99,10 @@ def _join(states: States, shortest_ns: int) -> States:
     state = sum_states(states, np.cumsum(begins) - 1, len(first)).argmax(axis=1)
     changes = np.flatnonzero(np.diff(state, prepend=-1))  # neighbours of the same state are one
     starts = states.start_ns[first[changes]]
-    return States(starts, np.append(starts[1:], states.end_ns[-1]), np.asarray(state[changes], np.int64))
+    return StateRuns(starts, np.append(starts[1:], states.end_ns[-1]), np.asarray(state[changes], np.int64))
 
 
-def sum_states(states: States, piece: Int64, pieces: int) -> Int64:
+def sum_states(states: StateRuns, piece: Int64, pieces: int) -> Int64:
     """The time in each state: one row a piece, one column a state, in nanoseconds."""
     time_ns = np.zeros((pieces, len(STATES)), np.int64)
     np.add.at(time_ns, (piece, states.state), states.end_ns - states.start_ns)
@@ -289,7 +289,7 @@ def _sum_stretches(devices: Sequence[DeviceTimeline], offsets: dict[int, int]) -
         states, rank = device.tracks.states, device.tracks.rank
         assert states is not None
         offset_ns = 0 if rank is None else offsets.get(rank, 0)
-        moved.append(States(states.start_ns - offset_ns, states.end_ns - offset_ns, states.state))
+        moved.append(StateRuns(states.start_ns - offset_ns, states.end_ns - offset_ns, states.state))
     start_ns = min(int(states.start_ns[0]) for states in moved)
     end_ns = max(int(states.end_ns[-1]) for states in moved)
     edges = np.linspace(start_ns, end_ns, _BINS + 1).astype(np.int64)

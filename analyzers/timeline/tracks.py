@@ -8,9 +8,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.clock import Clock
+from perfscope.analyzers.clock import ClockOffsets
 from perfscope.analyzers.clock import analyze as align_clocks
-from perfscope.analyzers.collectives.calls import GroupKey, Kind, calls_by_group
+from perfscope.analyzers.collectives.calls import GroupKey, OperationKind, calls_by_group
 from perfscope.analyzers.collectives.matching import match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
@@ -45,7 +45,7 @@ class TrackStep(Struct, frozen=True):
     last_ns: int
 
 
-class States(Struct, frozen=True, eq=False):
+class StateRuns(Struct, frozen=True, eq=False):
     """What a device did, without gaps, from its first event to its last one; times on the wall clock of its host.
 
     Attributes:
@@ -82,7 +82,7 @@ class RankTracks(Struct, frozen=True, eq=False):
     device: int | None
     base_ns: int
     steps: tuple[TrackStep, ...]
-    states: States | None
+    states: StateRuns | None
     calls: RankCalls | None
     passes: RankPasses | None
 
@@ -126,7 +126,7 @@ def _list_calls(trace: Trace, device: int, rows: Bool) -> RankCalls:
     return replace(measure_device(trace, device), groups=groups)
 
 
-def _find_states(trace: Trace, device: int, rows: Bool) -> States:
+def _find_states(trace: Trace, device: int, rows: Bool) -> StateRuns:
     """Split a device's window into states; a gap with several causes is of the one that takes most of it."""
     events = trace.device
     compute, communication, copies = (
@@ -147,10 +147,10 @@ def _find_states(trace: Trace, device: int, rows: Bool) -> States:
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     assert (start[1:] == end[:-1]).all(), "the states of a device leave nothing out"
-    return States(start + trace.base_ns, end + trace.base_ns, state[order])
+    return StateRuns(start + trace.base_ns, end + trace.base_ns, state[order])
 
 
-class RankClock(Struct, frozen=True):
+class ClockShift(Struct, frozen=True):
     """What a rank's clock is ahead of the common one.
 
     Attributes:
@@ -175,7 +175,7 @@ class JoinedOperation(Struct, frozen=True):
     """
 
     group: GroupKey
-    kind: Kind
+    kind: OperationKind
     ranks: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
@@ -210,15 +210,15 @@ class JobTracks(Struct, frozen=True, eq=False):
     """
 
     ranks: tuple[RankTracks, ...]
-    clocks: dict[int, RankClock]
+    clocks: dict[int, ClockShift]
     reference: int | None
     operations: tuple[JoinedOperation, ...]
     bubbles: tuple[Bubble, ...]
     notes: tuple[str, ...]
 
-    def clock_of(self, rank: int | None) -> RankClock:
+    def clock_of(self, rank: int | None) -> ClockShift:
         """The clock of a rank."""
-        return RankClock() if rank is None else self.clocks.get(rank, RankClock())
+        return ClockShift() if rank is None else self.clocks.get(rank, ClockShift())
 
     def window(self) -> tuple[int, int]:
         """From the first thing that the tracks show to the last one, on the common clock."""
@@ -267,24 +267,24 @@ def _place(tracks: RankTracks) -> tuple[bool, int, int, str, int]:
     return tracks.rank is None, tracks.rank or 0, begin_ns, tracks.trace, tracks.device or 0
 
 
-def clocks_of(clock: Clock | None) -> dict[int, RankClock]:
+def clocks_of(clock: ClockOffsets | None) -> dict[int, ClockShift]:
     """The clock of each rank that collectives connect with others."""
     return {
-        rank.rank: RankClock(round(rank.offset_ns), round(rank.residual_ns or 0))
+        rank.rank: ClockShift(round(rank.offset_ns), round(rank.residual_ns or 0))
         for rank in (clock.ranks if clock else ())
         if rank.offset_ns is not None
     }
 
 
 def _join_operations(
-    partials: Sequence[tuple[RankCalls, ...]], clocks: dict[int, RankClock]
+    partials: Sequence[tuple[RankCalls, ...]], clocks: dict[int, ClockShift]
 ) -> Iterator[JoinedOperation]:
     for key, members in calls_of_groups(partials).items():
         numbered = {rank: calls for rank, calls in members.items() if rank >= 0}
         if len(numbered) < _FEWEST_RANKS:
             continue
         matched = match(numbered, with_ends=True)
-        offsets = np.array([clocks.get(rank, RankClock()).offset_ns for rank in matched.ranks], np.int64)
+        offsets = np.array([clocks.get(rank, ClockShift()).offset_ns for rank in matched.ranks], np.int64)
         ends = matched.end_ns - offsets[:, np.newaxis]
         starts = ends - matched.duration_ns
         arrival = np.argsort(starts, axis=0, kind="stable")
@@ -300,7 +300,7 @@ def _join_operations(
             )
 
 
-def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, RankClock]) -> Iterator[Bubble]:
+def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, ClockShift]) -> Iterator[Bubble]:
     """Between the first pass of a step on any stage and the last one, where a stage runs none.
 
     A bubble that is shorter than the error of the clocks may be none.
@@ -311,7 +311,7 @@ def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, RankClock]) ->
     except MissingInput:
         return
     for pipeline in pipelines:
-        own = {stage.rank: clocks.get(stage.rank or 0, RankClock()) for stage in pipeline.traced}
+        own = {stage.rank: clocks.get(stage.rank or 0, ClockShift()) for stage in pipeline.traced}
         error_ns = max(clock.residual_ns or 0 for clock in own.values())
         covered_by: dict[str, dict[int, Intervals]] = {}
         for stage in pipeline.traced:

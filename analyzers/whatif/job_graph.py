@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.collectives.calls import GroupKey, Kind
+from perfscope.analyzers.collectives.calls import GroupKey, OperationKind
 from perfscope.analyzers.collectives.matching import match_rows
 from perfscope.analyzers.collectives.process_groups import is_transfer
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
@@ -42,7 +42,7 @@ class Operation(Struct, frozen=True):
     """
 
     group: GroupKey
-    kind: Kind
+    kind: OperationKind
     members: tuple[Member, ...]
     transfer_ns: int
 
@@ -249,4 +249,4 @@ def _connected(partners: dict[Member, set[Member]]) -> Iterator[tuple[Member, ..
 def _to_transfer(ranks: Sequence[RankGraph], members: tuple[Member, ...]) -> Operation:
     transfer_ns = min(int(ranks[rank].duration_ns[event]) for rank, event in members)
     key = GroupKey("", ",".join(str(rank) for rank, _ in members), members[0][0], members[-1][0], role="PP")
-    return Operation(key, Kind("send_recv", "", -1), members, transfer_ns)
+    return Operation(key, OperationKind("send_recv", "", -1), members, transfer_ns)

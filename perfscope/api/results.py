@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_type_hints
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.budget import Budget
 from perfscope.analyzers.calls import Calls
-from perfscope.analyzers.clock import Clock
+from perfscope.analyzers.clock import ClockOffsets
 from perfscope.analyzers.collectives import Collectives
 from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.energy import Energy
@@ -117,7 +117,7 @@ class Results:
     operations: CountedOperations | Absent
     collectives: Collectives | Absent
     stragglers: Stragglers | Absent
-    clock: Clock | Absent
+    clock: ClockOffsets | Absent
     pipeline_bubble: PipelineBubble | Absent
     pipeline_steps: PipelineSteps | Absent
     modules: ModuleTree | Absent

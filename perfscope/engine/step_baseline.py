@@ -16,7 +16,7 @@ from msgspec import Struct
 from perfscope.analyzers.compare.change import Samples
 from perfscope.analyzers.compare.comparison import Comparison, compare_sides, parse_limit
 from perfscope.analyzers.compare.report import describe_verdict
-from perfscope.analyzers.compare.side import Figure, Kind, Setup, Side, to_baseline
+from perfscope.analyzers.compare.side import Compared, Origin, Side, TrainedSetup, to_baseline
 from perfscope.constants import NS_PER_S
 from perfscope.engine.sides import read_saved
 from perfscope.errors import UsageError
@@ -112,8 +112,8 @@ def measure_step(step: Callable[[], object], steps: int, warmup: int, name: str)
     peak = torch.cuda.max_memory_allocated() if torch is not None and has_gpu else 0
     return Side(
         name=name,
-        kind=Kind.RUN,
-        setup=Setup(
+        kind=Origin.RUN,
+        setup=TrainedSetup(
             gpus=1,
             device=torch.cuda.get_device_name() if torch is not None and has_gpu else platform.processor() or "cpu",
             versions={"Python": platform.python_version(), **({"PyTorch": str(torch.__version__)} if torch else {})},
@@ -121,8 +121,10 @@ def measure_step(step: Callable[[], object], steps: int, warmup: int, name: str)
         step_time_s=Samples((np.array(times_ns, np.float64) / NS_PER_S,)),
         memory_bytes=Samples((np.array([float(peak)]),)) if peak else None,
         reasons={
-            **dict.fromkeys((Figure.THROUGHPUT, Figure.TFLOPS, Figure.ENERGY), "a test of one step does not know it"),
-            Figure.MEMORY: "it used no GPU",
+            **dict.fromkeys(
+                (Compared.THROUGHPUT, Compared.TFLOPS, Compared.ENERGY), "a test of one step does not know it"
+            ),
+            Compared.MEMORY: "it used no GPU",
             "budget": "a test of one step has no traces",
         },
     )

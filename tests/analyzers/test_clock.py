@@ -44,7 +44,7 @@ def test_where_one_rank_always_comes_last_the_residual_covers_the_truth(tmp_path
     assert answer.residual_ns >= abs(answer.offset_ns - 1000 * OFFSET_US)
 
 
-def on_hosts(tmp_path: Path, hosts: str, ends_us: list[list[int]]) -> clock.Clock:
+def on_hosts(tmp_path: Path, hosts: str, ends_us: list[list[int]]) -> clock.ClockOffsets:
     """All-reduces of 100 us that end on each rank at these times; the host of each rank is a letter, or ``-``."""
     ranks = [[made("allreduce", end - 100, end) for end in ends] for ends in ends_us]
     partials: list[tuple[RankCalls, ...]] = measured(tmp_path, *ranks)

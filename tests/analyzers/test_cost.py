@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.analyzers import cost
 from perfscope.analyzers.cost import Cost
-from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
+from perfscope.analyzers.shared.window_effect import Effect, WindowEffect
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
@@ -71,12 +71,12 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verdict", "after_s", "words"),
     [
-        (Verdict.SLOWER, 0.104, "+4.0%"),
-        (Verdict.NO_DIFFERENCE, 0.104, "+4.0%, within the noise of the steps"),
-        (Verdict.NO_DIFFERENCE, 0.101, "+1.0%"),
+        (Effect.SLOWER, 0.104, "+4.0%"),
+        (Effect.NO_DIFFERENCE, 0.104, "+4.0%, within the noise of the steps"),
+        (Effect.NO_DIFFERENCE, 0.101, "+1.0%"),
     ],
 )
-def test_the_change_behind_a_window_is_what_its_test_says(verdict: Verdict, after_s: float, words: str) -> None:
+def test_the_change_behind_a_window_is_what_its_test_says(verdict: Effect, after_s: float, words: str) -> None:
     effect = WindowEffect(verdict, 20, 20, 0.1, after_s, change_low=-0.01, change_high=0.05)
     found = Cost(0.1, after_s, 0.1, None, (), effect=effect)
     (section,) = found.sections()
@@ -144,7 +144,7 @@ def test_a_single_step_has_no_percent(tmp_path: Path) -> None:
     found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], steps)))
     assert found.windows[0].slower is None
     assert found.windows[0].distorted is None
-    effect = WindowEffect(Verdict.UNTESTED, 1, 30, 0.1, 0.104, reason="1 step before the window")
+    effect = WindowEffect(Effect.UNTESTED, 1, 30, 0.1, 0.104, reason="1 step before the window")
     assert effect.change is None
     (section,) = Cost(0.1, 0.104, 0.1, None, (), effect=effect).sections()
     change = "100.00 ms before the first window (1 step), 104.00 ms after it (30 steps): too few to compare."

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.timeline import simplify
-from perfscope.analyzers.timeline.tracks import STATES, States
+from perfscope.analyzers.timeline.tracks import STATES, StateRuns
 
 
-def states_of(durations: list[int], kinds: list[int], start: int = 7) -> States:
+def states_of(durations: list[int], kinds: list[int], start: int = 7) -> StateRuns:
     edges = start + np.concatenate(([0], np.cumsum(durations))).astype(np.int64)
-    return States(edges[:-1], edges[1:], np.array(kinds, np.int64))
+    return StateRuns(edges[:-1], edges[1:], np.array(kinds, np.int64))
 
 
 lists = st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, len(STATES) - 1)), min_size=1, max_size=120)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope import wire
-from perfscope.analyzers.shared.parts import Part
+from perfscope.analyzers.shared.parts import LifePart
 from perfscope.analyzers.wall_clock import Ledger, analyze, find_slowest_steps, keep_ledger
 from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.run import read_run
@@ -66,11 +66,11 @@ def is_whole(parts: dict[str, int], wall_ns: int) -> bool:
 
 #: The kinds of spans in the order in which they claim a moment.
 CLAIMS = (
-    ("save", Part.SAVES),
-    (COMPILATION, Part.COMPILATION),
-    (FIRST_BATCH, Part.DATA_WAIT),
-    (GENERATION, Part.GENERATION),
-    (VALIDATION, Part.VALIDATION),
+    ("save", LifePart.SAVES),
+    (COMPILATION, LifePart.COMPILATION),
+    (FIRST_BATCH, LifePart.DATA_WAIT),
+    (GENERATION, LifePart.GENERATION),
+    (VALIDATION, LifePart.VALIDATION),
 )
 
 
@@ -249,7 +249,7 @@ def test_a_window_that_was_lost_is_no_hook() -> None:
         step_record(3, 90, 99, window="export"),
     ]
     timeline, steps = life(records, hooked=0)
-    assert keep_ledger(timeline, steps, []).parts[Part.WINDOW_STOP] == 70
+    assert keep_ledger(timeline, steps, []).parts[LifePart.WINDOW_STOP] == 70
 
 
 def test_of_an_old_run_the_rest_is_absent_and_not_zero() -> None:
@@ -258,9 +258,9 @@ def test_of_an_old_run_the_rest_is_absent_and_not_zero() -> None:
     ledger = keep_ledger(timeline, steps, [])
     assert parts_of(ledger) == {"first_step": 5, "hooks": 2, "steps": 8}
     assert not ledger.is_start_known
-    assert Part.VALIDATION not in ledger.parts
-    assert Part.IMPORTS not in ledger.parts
-    assert Part.DATA_WAIT not in ledger.parts
+    assert LifePart.VALIDATION not in ledger.parts
+    assert LifePart.IMPORTS not in ledger.parts
+    assert LifePart.DATA_WAIT not in ledger.parts
 
 
 def test_where_the_first_step_was_not_seen_to_begin_it_cannot_be_told_from_start_up() -> None:
@@ -268,7 +268,7 @@ def test_where_the_first_step_was_not_seen_to_begin_it_cannot_be_told_from_start
     ledger = keep_ledger(timeline, steps, [])
     assert parts_of(ledger) == {"imports": 20, "set_up": 20, "before_first_step": 50, "hooks": 5, "steps": 5}
     assert not ledger.is_first_step_known
-    assert Part.FIRST_STEP not in ledger.parts
+    assert LifePart.FIRST_STEP not in ledger.parts
 
 
 def test_a_forked_process_begins_when_it_was_forked() -> None:

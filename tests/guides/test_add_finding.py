@@ -7,22 +7,22 @@ import json
 from tests.guides.tree import Tree
 
 TOY = '''\
-def find_long_steps(training: Training) -> Cause | None:
+def find_long_steps(training: TracedRun) -> Fault | None:
     """Steps that take time."""
     steps = training.results.steps
     if steps is None or steps.step_time_s is None:
         return None
     cost_us = steps.step_time_s * US_PER_S
     evidence = fact("Steps take time.", "/steps", "step_time_s")
-    return Cause(cost_us, (0.0, cost_us), (), (evidence,), "Try nothing.")
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), "Try nothing.")
 '''
 RUN = "fixtures/findings/h200/clean"
 
 
 def test_a_function_and_a_line_add_a_finding(tree: Tree) -> None:
-    tree.add_line("analyzers/findings/host.py", TOY, before="def used_fact(")
-    rule = 'Rule("toy", "Toy", (Part.OUTSIDE,), find_long_steps),'
-    tree.add_line("analyzers/findings/host.py", rule, before='Rule("slow_data_loading"')
+    tree.add_line("analyzers/findings/host.py", TOY, before="def find_slow_launches(")
+    rule = 'Finder("toy", "Toy", (StepPart.OUTSIDE,), find_long_steps),'
+    tree.add_line("analyzers/findings/host.py", rule, before='Finder("slow_data_loading"')
 
     printed = tree.perfscope("analyze", "--only", "findings", RUN)
     assert printed.code == 0, printed.stderr

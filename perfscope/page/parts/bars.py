@@ -7,7 +7,7 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.memory.peak import chart_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
-from perfscope.analyzers.shared.parts import Part as Spent
+from perfscope.analyzers.shared.parts import LifePart as Spent
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.charts.palette import Colour

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.collectives import Collectives, Operation
+from perfscope.analyzers.collectives import Collectives, GroupOperation
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
 from perfscope.analyzers.steps import StepTimes
@@ -304,7 +304,7 @@ def draw_collectives(analysis: Analysis) -> Drawn:
     return Drawn(lead, (PageFigure((chart,), Section(chart.title, columns, rows)),))
 
 
-def _describe(operation: Operation) -> str:
+def _describe(operation: GroupOperation) -> str:
     share = operation.wait_fraction
     waiting = "" if share is None else f", {share:.0%} of the time waiting"
     return (

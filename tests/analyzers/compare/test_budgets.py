@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.budget import COMPUTE, IDLE, Budget, Term
 from perfscope.analyzers.compare.change import Samples
 from perfscope.analyzers.compare.comparison import BudgetChange, compare_budgets
-from perfscope.analyzers.compare.side import Kind, Setup, Side, from_saved, to_baseline
+from perfscope.analyzers.compare.side import Origin, Side, TrainedSetup, from_saved, to_baseline
 from perfscope.constants import NS_PER_S
 
 MS = 1_000_000
@@ -33,8 +33,8 @@ def side(of_budget: Budget, step_ms: float | None = None) -> Side:
     times_s = None if step_ms is None else Samples((np.full(50, step_ms / 1000) * (1 + np.arange(50) % 5 / 1e5),))
     return Side(
         name="side",
-        kind=Kind.RUN,
-        setup=Setup(),
+        kind=Origin.RUN,
+        setup=TrainedSetup(),
         step_time_s=times_s,
         budget=of_budget,
     )
@@ -77,7 +77,7 @@ def test_a_baseline_is_read_as_it_was_saved() -> None:
     original = side(budget({GEMM: 10 * MS, GAP: MS}), step_ms=11)
     data = json.loads(json.dumps(to_baseline(original)))
     read = from_saved("side", data)
-    assert read.kind is Kind.BASELINE
+    assert read.kind is Origin.BASELINE
     assert to_baseline(read) == to_baseline(original)
     again = change_of(original, read)
     assert again.change_ns == again.unexplained_ns == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.analyzers.findings.training import Results, Training
+from perfscope.analyzers.findings.training import AnalyzerResults, TracedRun
 from perfscope.analyzers.shared.parts import Parts
 
 #: The step of a made training, in microseconds.
@@ -21,9 +21,9 @@ class Made:
         return None
 
 
-def training(**results: Any) -> Training:
+def training(**results: Any) -> TracedRun:
     """A training with these results, whose steps take 10 ms unless the results say so."""
-    return Training(Results(**{"steps": steps(), **results}))
+    return TracedRun(AnalyzerResults(**{"steps": steps(), **results}))
 
 
 def steps(step_s: float | None = STEP_US / 1e6, **values: Any) -> Made:

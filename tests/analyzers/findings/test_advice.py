@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.findings import communication, compute, host
-from perfscope.analyzers.findings.finding import Cause
-from perfscope.analyzers.findings.training import Training
+from perfscope.analyzers.findings.finding import Fault
+from perfscope.analyzers.findings.training import TracedRun
 from perfscope.models.conventions import Checkpointing
 from tests.analyzers.findings.made import Made, breakdown, idle, kernels, parts, setup, steps, training
 
-Find = Callable[[Training], Cause | None]
+Find = Callable[[TracedRun], Fault | None]
 FP32, BF16 = "ampere_sgemm_128x128_nn", "nvjet_sm90_tst_256x128_64x4"
 SOFTMAX = "void softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>(...)"
 FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7"

@@ -9,11 +9,11 @@ import pytest
 from perfscope.analyzers.findings import RULES, rank_findings
 from perfscope.analyzers.findings.communication import find_exposed_communication, find_uneven_stages
 from perfscope.analyzers.findings.compute import find_throttling
-from perfscope.analyzers.findings.training import Training
+from perfscope.analyzers.findings.training import TracedRun
 from tests.analyzers.findings.made import Made, breakdown, idle, parts, steps, training
 
 
-def throttled(*, limit_w: float = 700.0, clock_mhz: float = 1500.0, count: int = 80) -> Training:
+def throttled(*, limit_w: float = 700.0, clock_mhz: float = 1500.0, count: int = 80) -> TracedRun:
     cause = Made(cause="software power cap", steps=range(count))
     gpus = [Made(uuid="A", power_limit_w=limit_w, power_limit_default_w=700.0, sm_clock_max_mhz=2000)]
     entry = Made(
@@ -35,7 +35,7 @@ def test_a_power_limit_that_somebody_set_is_a_finding() -> None:
     assert "nvidia-smi -pl 700" in cause.advice
 
 
-def exposed(communication_us: float, compute_us: float) -> Training:
+def exposed(communication_us: float, compute_us: float) -> TracedRun:
     times = Made(exposed_us=communication_us, exposed=round(1000 * communication_us), overlap_fraction=0.5)
     overlap = Made(axes=[Made(axis="world", row=times, marked=times)])
     return training(breakdown=breakdown(parts(compute_us, communication_us)), overlap=overlap)
@@ -66,7 +66,7 @@ CLEAN_US = {
 LAUNCHES_US = 5_435.0, 15_893.0, 1_317.0, 1_474.0
 
 
-def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance: float, gaps: float) -> Training:
+def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance: float, gaps: float) -> TracedRun:
     """A pipeline that was measured by hooks and in traces, one stage a rank."""
     works, pauses = times["work"], times["not_shown"]
     devices = [

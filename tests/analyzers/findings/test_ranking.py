@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.findings import Findings, rank_findings
-from perfscope.analyzers.findings.finding import Cause, Evidence, Finding, Rule
-from perfscope.analyzers.findings.training import Part, Results, Training
+from perfscope.analyzers.findings.finding import Fault, Finder, Finding, Proof
+from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
 from perfscope.analyzers.whatif.scenarios import Regain
 from perfscope.engine.run import Plan, analyze
 from tests.analyzers.findings.made import STEP_US, breakdown, idle, parts, steps
 from tests.conftest import ROOT
 
-HOST, COMMUNICATION, COMPUTE = Part.HOST, Part.COMMUNICATION, Part.COMPUTE
+HOST, COMMUNICATION, COMPUTE = StepPart.HOST, StepPart.COMMUNICATION, StepPart.COMPUTE
 
 
-def training(*, host_us: float = 4000.0, step_s: float | None = 0.01, regain: Any = lambda _: None) -> Training:
+def training(*, host_us: float = 4000.0, step_s: float | None = 0.01, regain: Any = lambda _: None) -> TracedRun:
     """Two ranks: the device of rank 1 waits for its host, and rank 0 waits for rank 1 in communication."""
     devices = breakdown(parts(6000.0, host_us), parts(6000.0, 0.0))
     devices.ranks[1].row = parts(6000.0, 0.0)
@@ -26,15 +26,15 @@ def training(*, host_us: float = 4000.0, step_s: float | None = 0.01, regain: An
         "idle": idle({}, {"operator": host_us}),
         "steps": steps(step_s, ranks=[]),
     }
-    return Training(Results(**results), regain)
+    return TracedRun(AnalyzerResults(**results), regain)
 
 
-def rule(name: str, cost_us: float, *of: Part, is_rest: bool = False, **cause: Any) -> Rule:
-    found = Cause(cost_us, (cost_us, cost_us), (), (Evidence("seen"),), "Try it.", **cause)
-    return Rule(name, name.title(), of, lambda _: found, is_rest)
+def rule(name: str, cost_us: float, *of: StepPart, is_rest: bool = False, **cause: Any) -> Finder:
+    found = Fault(cost_us, (cost_us, cost_us), (), (Proof("seen"),), "Try it.", **cause)
+    return Finder(name, name.title(), of, lambda _: found, is_rest)
 
 
-def costs(training: Training, *rules: Rule) -> dict[str, float]:
+def costs(training: TracedRun, *rules: Finder) -> dict[str, float]:
     return {finding.id: finding.cost_us for finding in rank_findings(training, rules)}
 
 
@@ -63,7 +63,7 @@ def test_a_late_host_and_the_wait_for_it_are_one_time() -> None:
 
 
 def test_what_comes_on_top_of_steps_takes_nothing_of_them_and_is_a_share_of_both() -> None:
-    rules = rule("saves", 10_000.0, Part.OUTSIDE, is_beside=True), rule("kernels", 6000.0, COMPUTE)
+    rules = rule("saves", 10_000.0, StepPart.OUTSIDE, is_beside=True), rule("kernels", 6000.0, COMPUTE)
     saves, kernels = rank_findings(training(), rules)
     assert (saves.cost_us, saves.share_of_step, kernels.cost_us) == (10_000.0, 0.5, 6000.0)
 
@@ -90,7 +90,7 @@ def test_what_was_measured_in_all_steps_is_neither_limited_by_the_profiled_ones_
 
 def replayed(
     saved_us: float, uncertain_us: float = 500.0, replay_error: float = 0.0, noise_us: float = 0.0
-) -> Training:
+) -> TracedRun:
     """Replays that answer as they are told; microseconds."""
     answer = Regain("launch-free", STEP_US * 1e3, saved_us * 1e3, uncertain_us * 1e3, noise_us * 1e3, replay_error)
     return training(regain=lambda fix: answer if fix == "launch-free" else Regain(fix, reason="no trace tells"))
@@ -171,4 +171,4 @@ def test_only_the_host_that_is_late_tells_a_straggler_whose_trace_says_nothing()
 
 
 def test_nothing_is_found_without_the_time_of_a_step() -> None:
-    assert rank_findings(Training(Results()), (LAUNCHES,)) == ()
+    assert rank_findings(TracedRun(AnalyzerResults()), (LAUNCHES,)) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect, compare_sides
+from perfscope.analyzers.shared.window_effect import Effect, WindowEffect, compare_sides
 from perfscope.tables.columns import Float64
 
 MS = 10**6
@@ -37,7 +37,7 @@ def test_steps_that_a_window_slowed_are_seen(before: int, after: int, correlatio
     for seed in range(5):
         steps = 20 * (1 + noise(before + after, seed, correlation))
         found = effect(steps[:before], 1.25 * steps[before:])
-        assert found.verdict is Verdict.SLOWER
+        assert found.verdict is Effect.SLOWER
         assert found.change == pytest.approx(0.25, abs=0.04)
 
 
@@ -48,36 +48,36 @@ def test_a_window_without_effect_is_hardly_ever_taken_for_one(before: int, after
     for seed in range(40):
         steps = 20 * (1 + noise(before + after, seed, correlation))
         verdicts.append(effect(steps[:before], steps[before:]).verdict)
-    assert verdicts.count(Verdict.SLOWER) <= 2
+    assert verdicts.count(Effect.SLOWER) <= 2
 
 
 def test_a_drift_is_no_window() -> None:
     for seed in range(5):
         steps = 20 * (1 + noise(200, seed, 0.3)) * np.linspace(1, 1.3, 200)
-        assert effect(steps[:80], steps[80:]).verdict in (Verdict.DRIFT, Verdict.NO_DIFFERENCE)
+        assert effect(steps[:80], steps[80:]).verdict in (Effect.DRIFT, Effect.NO_DIFFERENCE)
 
 
 def test_a_difference_that_does_not_matter_is_none() -> None:
     steps = 20 * (1 + noise(2000, 0) / 10)
-    assert effect(steps[:1000], 1.01 * steps[1000:]).verdict is Verdict.NO_DIFFERENCE
+    assert effect(steps[:1000], 1.01 * steps[1000:]).verdict is Effect.NO_DIFFERENCE
 
 
 def test_steps_that_are_faster_behind_a_window_are_no_effect_of_it() -> None:
     steps = 20 * (1 + noise(80, 0))
-    assert effect(1.2 * steps[:40], steps[40:]).verdict is Verdict.FASTER
+    assert effect(1.2 * steps[:40], steps[40:]).verdict is Effect.FASTER
 
 
 def test_single_stalls_change_nothing() -> None:
     steps = 20 * (1 + noise(80, 3))
     steps[[50, 55, 61, 70]] *= 20
-    assert effect(steps[:40], steps[40:]).verdict is Verdict.NO_DIFFERENCE
+    assert effect(steps[:40], steps[40:]).verdict is Effect.NO_DIFFERENCE
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 30), (1, 30), (4, 30), (30, 0), (30, 4), (0, 0)])
 def test_too_few_steps_on_a_side_are_not_tested_and_both_medians_are_there(before: int, after: int) -> None:
     steps = np.full(before + after, 20.0)
     found = effect(steps[:before], 2 * steps[before:])
-    assert found.verdict is Verdict.UNTESTED
+    assert found.verdict is Effect.UNTESTED
     assert "at least 5 on each side" in (found.reason or "")
     assert (found.before_s, found.after_s) == (0.020 if before else None, 0.040 if after else None)
 
@@ -85,12 +85,12 @@ def test_too_few_steps_on_a_side_are_not_tested_and_both_medians_are_there(befor
 def test_steps_of_another_kind_on_the_other_side_are_not_compared() -> None:
     steps = np.full(40, 20.0)
     found = effect(steps[:20], 4 * steps[20:], kinds=(2, 8))
-    assert found.verdict is Verdict.UNTESTED
+    assert found.verdict is Effect.UNTESTED
     assert "differ in kind" in (found.reason or "")
 
 
 def test_few_steps_of_a_quiet_spell_before_a_window_blame_it_for_nothing() -> None:
     steps = 50 * (1 + noise(140, 5) / 10)
     steps[6:] *= 1.6
-    assert effect(steps[:6], steps[6:]).verdict is Verdict.DRIFT
-    assert effect(np.concatenate([steps[:6], steps[:6]]), steps[6:]).verdict is Verdict.SLOWER
+    assert effect(steps[:6], steps[6:]).verdict is Effect.DRIFT
+    assert effect(np.concatenate([steps[:6], steps[:6]]), steps[6:]).verdict is Effect.SLOWER
