@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from perfscope import wire
 from perfscope.analyzers.shared.parts import LifePart
@@ -25,7 +21,6 @@ from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Window
 from perfscope.tables.steps import PeerStall, Steps
 from perfscope.tables.timeline import Timeline
-from perfscope.wire import COMPILATION, FIRST_BATCH, GENERATION, VALIDATION
 from perfscope.wire.records import CheckpointRecord, EndRecord, RankRecord, Span, StepRecord, to_line
 from tests.analyzers.test_steps import MS, write_run
 from tests.conftest import ROOT
@@ -59,162 +54,9 @@ def life(
     return timeline, to_steps(0, 0, records)
 
 
-def is_whole(parts: dict[str, int], wall_ns: int) -> bool:
-    """Whether parts are whole numbers that add up to the wall time."""
-    return sum(parts.values()) == wall_ns and all(isinstance(value, (int, np.integer)) for value in parts.values())
-
-
-#: The kinds of spans in the order in which they claim a moment.
-CLAIMS = (
-    ("save", LifePart.SAVES),
-    (COMPILATION, LifePart.COMPILATION),
-    (FIRST_BATCH, LifePart.DATA_WAIT),
-    (GENERATION, LifePart.GENERATION),
-    (VALIDATION, LifePart.VALIDATION),
-)
-
-
 def parts_of(ledger: Ledger) -> dict[str, int]:
     """The parts that took time."""
     return {str(part): int(wall_ns) for part, wall_ns in ledger.parts.items() if wall_ns}
-
-
-@st.composite
-def lives(draw: st.DrawFn) -> dict[str, Any]:
-    """A start, steps with boundaries between them, spans anywhere, and sums for every step."""
-    short = st.integers(0, 12)
-    torch_loaded = draw(short)
-    hooked = torch_loaded + draw(short)
-    moment = hooked + draw(short)
-    steps = []
-    for number in range(1, draw(st.integers(1, 8)) + 1):
-        begin = moment + (draw(st.integers(0, 6)) if number > 1 else 0)
-        moment = begin + draw(st.integers(1, 40))
-        steps.append(
-            {
-                "begin": begin,
-                "end": moment,
-                "data_wait_ns": draw(st.none() | st.integers(0, 50)),
-                "hook_ns": draw(st.none() | st.integers(0, 20)),
-                "gap_ns": draw(st.none() | st.integers(1, 50)),
-                "window": draw(st.sampled_from([None, None, None, "warmup", "profiled"])),
-            }
-        )
-    end = moment + draw(short)
-    kinds = st.sampled_from([VALIDATION, VALIDATION, GENERATION, COMPILATION, FIRST_BATCH])
-    spans = []
-    for kind in draw(st.lists(kinds, max_size=6)):
-        start = draw(st.integers(0, end))
-        stop = draw(st.integers(start, end))
-        spans.append((kind, start, stop, draw(st.integers(0, stop - start)) if kind == VALIDATION else 0))
-    saves = draw(st.lists(st.tuples(st.integers(0, end), st.integers(0, 30)), max_size=3))
-    return {
-        "steps": steps,
-        "torch_loaded": torch_loaded,
-        "hooked": hooked,
-        "end": end,
-        "spans": spans,
-        "saves": [(start, min(start + length, end)) for start, length in saves],
-    }
-
-
-def slow_parts(case: dict[str, Any], steady: list[bool]) -> Counter[str]:
-    """The parts, one nanosecond after the other."""
-    steps, parts = case["steps"], Counter[str]()
-    intervals = [*case["spans"], *(("save", start, stop, 0) for start, stop in case["saves"])]
-    owners: list[tuple[str, int | None]] = []
-    for moment in range(case["end"]):
-        inside = next((row for row, step in enumerate(steps) if step["begin"] <= moment < step["end"]), None)
-        is_boundary = inside is None and steps[0]["end"] <= moment < steps[-1]["end"]
-        kinds = {kind for kind, start, stop, _ in intervals if start <= moment < stop}
-        owner = "boundary" if is_boundary else next((str(part) for kind, part in CLAIMS if kind in kinds), "free")
-        owners.append((owner, inside))
-    validated = Counter[int | None]()
-    for moment, (owner, inside) in enumerate(owners):
-        after = next((row for row, step in enumerate(steps) if moment < step["end"]), None)
-        if owner == "validation":
-            validated[inside] += 1
-        elif owner == "boundary":
-            parts["hooks"] += 1
-        elif owner != "free":
-            parts[owner] += 1
-        elif inside is None and after is None:
-            parts["end"] += 1
-        elif inside is None:
-            is_import, is_set_up = moment < case["torch_loaded"], moment < case["hooked"]
-            parts["imports" if is_import else "set_up" if is_set_up else "before_first_step"] += 1
-    waits = Counter[int | None]()
-    for kind, _, stop, wait in case["spans"]:
-        if kind == VALIDATION:
-            row = next((row for row, step in enumerate(steps) if stop <= step["end"]), None)
-            waits[row] += wait
-    for row in {*validated, *waits} - {None}:
-        waited = min(waits[row], validated[row])
-        parts["validation_data_wait"] += waited
-        parts["validation"] += validated[row] - waited
-    outside = sum(owner == "validation" and inside is None for owner, inside in owners)
-    waited = min(waits[None], outside)
-    parts["validation_data_wait"] += waited
-    parts["validation"] += outside - waited
-    return parts + slow_steps(steps, owners, steady)
-
-
-def slow_steps(steps: list[dict[str, Any]], owners: list[tuple[str, int | None]], steady: list[bool]) -> Counter[str]:
-    """The parts of what no span claims in the steps."""
-    parts = Counter[str]()
-    free = [sum(owner == "free" and inside == row for owner, inside in owners) for row in range(len(steps))]
-    gaps = [
-        sum(
-            owners[moment][0] == "free"
-            for moment in range(step["begin"], min(step["begin"] + (step["gap_ns"] or 0), step["end"]))
-        )
-        for step in steps
-    ]
-    left = []
-    for row, step in enumerate(steps):
-        waited = min(step["data_wait_ns"] or 0, free[row])
-        parts["data_wait"] += waited
-        left.append(free[row] - waited)
-    usual_gap = int(median([gap for gap, is_usual in zip(gaps, steady, strict=True) if is_usual])) if any(steady) else 0
-    usual_step = (
-        int(median([own for own, is_usual in zip(left, steady, strict=True) if is_usual])) if any(steady) else 0
-    )
-    for row, step in enumerate(steps):
-        rest, excess = left[row], gaps[row] - usual_gap
-        between = min(excess, rest) if any(steady) and excess > 0 and 2 * excess > usual_step else 0
-        boundary = step["begin"] - steps[row - 1]["end"] if row else 0
-        hooks = min(max((step["hook_ns"] or 0) - boundary, 0), rest - between)
-        own = "window_steps" if step["window"] else "first_step" if row == 0 else "steps"
-        parts["between_steps"] += between
-        parts["hooks"] += hooks
-        parts[own] += rest - between - hooks
-    return parts
-
-
-@settings(max_examples=60, deadline=None)
-@given(lives())
-def test_every_nanosecond_is_in_the_part_that_owns_it(case: dict[str, Any]) -> None:
-    records = [
-        step_record(
-            number,
-            step["begin"],
-            step["end"],
-            **{name: step[name] for name in ("data_wait_ns", "hook_ns", "gap_ns", "window")},
-        )
-        for number, step in enumerate(case["steps"], 1)
-    ]
-    timeline, steps = life(
-        records,
-        torch_loaded=case["torch_loaded"],
-        hooked=case["hooked"],
-        ended=case["end"],
-        spans=case["spans"],
-        saves=case["saves"],
-    )
-    ledger = keep_ledger(timeline, steps, [])
-    assert ledger.wall_ns == case["end"]
-    assert parts_of(ledger) == dict(+slow_parts(case, steps.steady.tolist()))
-    assert is_whole(parts_of(ledger), ledger.wall_ns)
 
 
 def window(first_step: int, last_step: int, **fields: int) -> Window:
