@@ -8,9 +8,6 @@ event. It includes gaps between steps, and it holds while the host runs ahead. T
 the trace contains no earlier event. If it is the only step, it begins with its first event. A moment of compute belongs
 to the kernel that began first. Without compute it belongs to the most urgent axis that communicates, then to a copy.
 The rest is idle, by cause.
-
-In a trace without device events, a host's step lasts from its mark to the next one. Compute belongs to the operator
-that began first: the outermost one, and across threads the earliest.
 """
 
 from __future__ import annotations
@@ -23,25 +20,22 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.host import computing_operators, host_intervals
 from perfscope.analyzers.overlap import members_by_group
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.analyzers.shared.intervals import covered, union
 from perfscope.analyzers.shared.marked_steps import step_number
 from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.constants import NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import NoDevice
 from perfscope.report import Section, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
 
-COMPUTE, COMMUNICATION, COPY, IDLE, LOADING, OTHER = (
-    "compute", "exposed communication", "exposed copy", "idle", "data loading", "other"
-)  # fmt: skip
+COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "exposed communication", "exposed copy", "idle"
 #: The order of kinds where terms are equally large.
-KINDS = (COMPUTE, COMMUNICATION, COPY, IDLE, LOADING, OTHER)
+KINDS = (COMPUTE, COMMUNICATION, COPY, IDLE)
 _MOST_ROWS = 40
 
 
@@ -65,10 +59,10 @@ class Term(NamedTuple):
 
 
 class StepBudget(Struct, frozen=True, array_like=True, eq=False):
-    """The budget of each step of one device, or of one rank's host.
+    """The budget of each step of one device.
 
     Attributes:
-        device: Index of its GPU; absent for a host.
+        device: Index of its GPU.
         trace: The file.
         activities: What its times are of: see ``Trace``.
         steps: The numbers of the steps; empty where none is marked, for the whole window.
@@ -77,7 +71,7 @@ class StepBudget(Struct, frozen=True, array_like=True, eq=False):
         calls: How many events of the device each term has in all of these steps.
     """
 
-    device: int | None
+    device: int
     trace: str
     activities: str
     steps: tuple[int, ...]
@@ -128,7 +122,7 @@ class Budget(Result, frozen=True):
     calls: Mapping[Term, float]
     period_ns: Float64
     steps: Annotated[tuple[int, ...], Doc("The numbers of the steps; empty where none is marked.")]
-    ranks: Annotated[int, Doc("Devices, or hosts, that the means are over.")]
+    ranks: Annotated[int, Doc("Devices that the means are over.")]
     activities: str
     step_us = InUnit("step_ns", NS_PER_US, "The mean step over ranks and steps.")
 
@@ -168,10 +162,10 @@ class Budget(Result, frozen=True):
 
 
 def measure(trace: Trace) -> tuple[StepBudget, ...] | None:
-    """The budgets of one trace's devices, or of its host; None where it contains neither events nor operators."""
-    if len(trace.device):
-        return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
-    return (_measure_host(trace),) if len(trace.operators) else None
+    """The budgets of one trace's devices; None where it contains no device events."""
+    if not len(trace.device):
+        return None
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def _measure_device(trace: Trace, device: int) -> StepBudget:
@@ -253,47 +247,15 @@ def _operator_names(trace: Trace) -> Int64:
     return np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
 
 
-def _measure_host(trace: Trace) -> StepBudget:
-    """The budget of one rank's host."""
-    numbers, starts, ends = _find_host_steps(trace)
-    compute, communication, loading = host_intervals(trace)
-    terms: dict[Term, Int64] = {
-        Term(COMMUNICATION, "host"): (communication - compute).measure_within(starts, ends),
-        Term(LOADING): loading.measure_within(starts, ends),
-    }
-    operators = computing_operators(trace)
-    reach = np.maximum.accumulate(operators.end_ns)
-    begins = np.maximum(operators.start_ns, np.concatenate([operators.start_ns[:1], reach[:-1]]))
-    stops = np.maximum(begins, operators.end_ns)
-    for name in distinct(operators.name):
-        rows = operators.name == name
-        pieces = union(begins[rows], stops[rows]) & compute
-        terms[Term(COMPUTE, trace.names[name])] = pieces.measure_within(starts, ends)
-    terms[Term(OTHER)] = ends - starts - sum(terms.values(), np.zeros(len(starts), np.int64))
-    present = {term: times for term, times in terms.items() if times.any()}
-    return StepBudget(None, trace.path, trace.activities, numbers, ends - starts, present, {})
-
-
-def _find_host_steps(trace: Trace) -> tuple[tuple[int, ...], Int64, Int64]:
-    steps = trace.steps
-    if not len(steps):
-        bounds = np.array([trace.operators.start_ns.min(), trace.operators.end_ns.max()])
-        return (), bounds[:1], bounds[1:]
-    numbers = tuple(step_number(trace.names[name]) for name in steps.name)
-    return numbers, steps.start_ns, np.maximum(np.append(steps.start_ns[1:], steps.end_ns[-1]), steps.start_ns)
-
-
 def analyze(partials: Sequence[tuple[StepBudget, ...]]) -> Budget:
     """The mean budget of the steps that all ranks have; of all steps where they have none in common.
 
     Raises:
-        MissingInput: The traces contain nothing to measure, or some have device events and some have none.
+        NoDevice: No trace holds device events.
     """
     budgets = [budget for partial in partials for budget in partial]
     if not budgets:
-        raise MissingInput("the traces contain neither device events nor operators")
-    if len({budget.device is None for budget in budgets}) > 1:
-        raise MissingInput("some traces contain device events, and others none")
+        raise NoDevice("the traces contain no GPU events")
     common = set.intersection(*(set(budget.steps) for budget in budgets))
     numbers = sorted(common) or sorted({number for budget in budgets for number in budget.steps or (ABSENT,)})
     place = {number: index for index, number in enumerate(numbers)}

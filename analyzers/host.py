@@ -247,11 +247,6 @@ def host_intervals(trace: Trace) -> tuple[Intervals, Intervals, Intervals]:
     return compute, communication, _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
 
 
-def computing_operators(trace: Trace) -> HostSpans:
-    """The operators that compute: neither communication nor the engine's wrappers."""
-    return trace.operators.take(~_names_starting(trace, _COMMUNICATION + _WRAPPERS)[trace.operators.name])
-
-
 def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     """Put the ranks in order and add up their operators.
 

@@ -259,7 +259,6 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "perfscope.analyzers.budget",
         Reads.TRACES,
         needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
-        needs_without_device=Events.OPERATORS | Events.FRAMES,
         varies_with=Events.OPERATORS,
         is_default=False,
     ),
