@@ -180,7 +180,7 @@ _UNUSED_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SizeFinding:
     """A problem with a checkpoint.
 
     Attributes:
@@ -194,7 +194,7 @@ class Finding:
 
 def check_sizes(
     checkpoint: Checkpoint, shares: Sequence[Share], parameters: int | None, overhead_bytes: int
-) -> list[Finding]:
+) -> list[SizeFinding]:
     """Parts with more bytes per parameter than expected, and a missing optimizer state.
 
     Args:
@@ -203,7 +203,7 @@ def check_sizes(
         parameters: Number of parameters; without it no size is judged.
         overhead_bytes: Bytes of a file outside of tensors, if they are counted in its part.
     """
-    findings: list[Finding] = []
+    findings: list[SizeFinding] = []
     overhead = overhead_bytes * len(checkpoint.files)
     for share in shares:
         expected = share.expected_bytes_per_parameter
@@ -211,12 +211,12 @@ def check_sizes(
             continue
         ratio = (share.bytes - overhead) / (expected * parameters)
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
-            findings.append(Finding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
+            findings.append(SizeFinding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
         elif ratio > 1 + _TOLERANCE:
-            findings.append(Finding("larger", _larger(share, parameters)))
+            findings.append(SizeFinding("larger", _larger(share, parameters)))
     if not any(share.part in {"optimizer", "weights and optimizer"} for share in shares):
         findings.append(
-            Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
+            SizeFinding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
         )
     return findings
 
@@ -253,16 +253,16 @@ def _per_parameter(share: Share, parameters: int) -> str:
     return f"{share.bytes / parameters:.2f} bytes/parameter, {share.expected_bytes_per_parameter} expected"
 
 
-def check_files(checkpoint: Checkpoint) -> list[Finding]:
+def check_files(checkpoint: Checkpoint) -> list[SizeFinding]:
     """Files with bytes outside of every tensor, and weights in two formats."""
-    findings: list[Finding] = []
+    findings: list[SizeFinding] = []
     unused = [file for file in checkpoint.files if file.unused_bytes > _UNUSED_SHARE * file.bytes]
     if unused:
         worst = max(unused, key=lambda file: file.unused_bytes)
         total = sum(file.unused_bytes for file in unused)
         holders = "1 file holds" if len(unused) == 1 else f"{len(unused)} files hold"
         findings.append(
-            Finding(
+            SizeFinding(
                 "unused_storage",
                 f"{holders} {total:,} bytes outside of every tensor: views were saved with their full "
                 f"storage (fix: save tensor.clone()). The largest share is in {worst.path}: {worst.unused_bytes:,} of "
@@ -271,11 +271,11 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
         )
     endings = {file.path.rpartition(".")[2] for file in checkpoint.files if file.kind is Kind.WEIGHTS}
     if checkpoint.layout is Layout.HUGGING_FACE and {"safetensors", "bin"} <= endings:
-        findings.append(Finding("doubled_weights", "The weights were saved twice, as safetensors and as .bin."))
+        findings.append(SizeFinding("doubled_weights", "The weights were saved twice, as safetensors and as .bin."))
     averaged = count_elements(checkpoint, Role.EMA)
     if averaged:
         text = f"An averaged (EMA) copy of the weights is saved, too: {averaged:,} elements, not counted as parameters."
-        findings.append(Finding("ema_copy", text))
+        findings.append(SizeFinding("ema_copy", text))
     return findings
 
 
@@ -287,7 +287,7 @@ def newest_complete(siblings: Sequence[CheckpointSummary]) -> CheckpointSummary 
     return max(complete, key=lambda each: (-1 if each.step is None else each.step, each.modified_ns or 0), default=None)
 
 
-def _check_newest(checkpoint: Checkpoint) -> list[Finding]:
+def _check_newest(checkpoint: Checkpoint) -> list[SizeFinding]:
     """A newest checkpoint that is not complete, with the newest one that is."""
     newest = next((each for each in checkpoint.checkpoints if each.newest), None)
     if newest is None or not newest.problems or len(checkpoint.checkpoints) == 1:
@@ -295,7 +295,7 @@ def _check_newest(checkpoint: Checkpoint) -> list[Finding]:
     complete = newest_complete(checkpoint.checkpoints)
     instead = "no other one is" if complete is None else f"the newest complete one is {_name_of(complete)}"
     text = f"{_name_of(newest)} is the newest checkpoint and not complete ({newest.problems[0]}); {instead}."
-    return [Finding("newest_incomplete", text)]
+    return [SizeFinding("newest_incomplete", text)]
 
 
 def _name_of(summary: CheckpointSummary) -> str:
@@ -346,7 +346,7 @@ class CheckpointSizes(Result, frozen=True, kw_only=True):
     parameters_from: Annotated[str, Doc("The origin of that number.")]
     read: Annotated[str, Doc("`contents` if tables of contents were read, `names` if only names and sizes are known.")]
     parts: Annotated[Mapping[str, Share], Doc("Bytes by part.")]
-    findings: Annotated[tuple[Finding, ...], Doc("Problems.")]
+    findings: Annotated[tuple[SizeFinding, ...], Doc("Problems.")]
     files: Annotated[tuple[CheckpointFile, ...], Doc("Its files, by path.")]
     checkpoints: Annotated[tuple[CheckpointSummary, ...], Doc("All of the folder; empty for a single file.")]
     notes: Annotated[tuple[str, ...], Doc("Why this one was taken, and what is unusual about the folder.")]
@@ -448,7 +448,7 @@ def check_checkpoint(
         *check_sizes(checkpoint, tuple(shares.values()), judged, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
         *check_files(checkpoint),
         *_check_newest(checkpoint),
-        *(Finding("damage", text) for text in checkpoint.damage),
+        *(SizeFinding("damage", text) for text in checkpoint.damage),
     )
     return CheckpointSizes(
         checkpoint=checkpoint,

@@ -36,7 +36,7 @@ class PlannedPart(Figures, frozen=True):
     per_file_gib = InUnit("per_file_bytes", GIB, "The same in 2**30 bytes.")
 
 
-class Optimizer(StrEnum):
+class SavedOptimizer(StrEnum):
     """The optimizer, which decides the state per parameter."""
 
     ADAM = "adam"
@@ -45,7 +45,7 @@ class Optimizer(StrEnum):
     NONE = "none"
 
 
-class Precision(StrEnum):
+class SavedPrecision(StrEnum):
     """The training precision."""
 
     MIXED = "mixed"
@@ -53,11 +53,11 @@ class Precision(StrEnum):
 
 
 _ZERO_STAGE_OF_WEIGHTS = 3
-_MOMENT_BYTES: Mapping[Optimizer, int] = {
-    Optimizer.ADAM: 8,
-    Optimizer.ADAM_8BIT: 2,
-    Optimizer.SGD_MOMENTUM: 4,
-    Optimizer.NONE: 0,
+_MOMENT_BYTES: Mapping[SavedOptimizer, int] = {
+    SavedOptimizer.ADAM: 8,
+    SavedOptimizer.ADAM_8BIT: 2,
+    SavedOptimizer.SGD_MOMENTUM: 4,
+    SavedOptimizer.NONE: 0,
 }
 
 
@@ -81,15 +81,17 @@ class BytesPerParameter:
 
 
 def bytes_per_parameter(
-    optimizer: Optimizer = Optimizer.ADAM, precision: Precision = Precision.MIXED, zero_stage: int = 1
+    optimizer: SavedOptimizer = SavedOptimizer.ADAM,
+    precision: SavedPrecision = SavedPrecision.MIXED,
+    zero_stage: int = 1,
 ) -> BytesPerParameter:
     """The bytes that are saved for one parameter.
 
     >>> bytes_per_parameter().total, bytes_per_parameter(zero_stage=3).total
     (14, 12)
     """
-    has_optimizer = optimizer is not Optimizer.NONE
-    is_mixed = precision is Precision.MIXED
+    has_optimizer = optimizer is not SavedOptimizer.NONE
+    is_mixed = precision is SavedPrecision.MIXED
     shards_weights = zero_stage == _ZERO_STAGE_OF_WEIGHTS and has_optimizer
     return BytesPerParameter(
         weights=0 if shards_weights else 2 if is_mixed else 4,
@@ -98,7 +100,7 @@ def bytes_per_parameter(
     )
 
 
-class Plan(Result, frozen=True):
+class CheckpointPlan(Result, frozen=True):
     """The size of a checkpoint."""
 
     parameters: Annotated[int, Doc("Number of parameters.")]
@@ -134,7 +136,7 @@ class Plan(Result, frozen=True):
         return (self.TABLES[0].section(self.parts, (note,)),)
 
 
-def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter) -> Plan:
+def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter) -> CheckpointPlan:
     """Plan a checkpoint's size.
 
     Args:
@@ -148,4 +150,4 @@ def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter
         "total": per_parameter.total,
     }
     parts = {name: PlannedPart(name, gpus, parameters * size, size) for name, size in by_part.items()}
-    return Plan(parameters, gpus, **parts)
+    return CheckpointPlan(parameters, gpus, **parts)

@@ -56,7 +56,7 @@ _LIBRARIES = (
 _GENERATED = "/torchinductor_"
 
 
-class Phase(IntEnum):
+class StepPhase(IntEnum):
     """A part of a training step."""
 
     FORWARD = 0
@@ -77,7 +77,7 @@ class StackFacts(NamedTuple):
         operation: The innermost frame of all, code that torch.compile generated apart.
     """
 
-    phase: Phase
+    phase: StepPhase
     is_communication: bool = False
     is_recomputed: bool = False
     is_move: bool = False
@@ -99,14 +99,14 @@ def _read_stack(frames: Sequence[Frame]) -> StackFacts:
     )
 
 
-def _find_phase(frames: Sequence[Frame], *, is_main: bool) -> Phase:
+def _find_phase(frames: Sequence[Frame], *, is_main: bool) -> StepPhase:
     if any(_is_in(frame, _OPTIMIZER) and not frame.function.startswith("zero_grad") for frame in frames):
-        return Phase.OPTIMIZER
+        return StepPhase.OPTIMIZER
     if not is_main or any(frame.file.endswith(_BACKWARD) for frame in frames):
-        return Phase.BACKWARD
+        return StepPhase.BACKWARD
     if any(frame.function in _OPTIMIZER_FUNCTIONS and "deepspeed/runtime" in frame.file for frame in frames):
-        return Phase.OPTIMIZER
-    return Phase.FORWARD
+        return StepPhase.OPTIMIZER
+    return StepPhase.FORWARD
 
 
 def _is_in(frame: Frame, folders: Sequence[str]) -> bool:
@@ -185,11 +185,11 @@ def fold_layers(path: str) -> str:
 def find_purposes(history: AllocatorHistory, lifetimes: Lifetimes) -> Purposes:
     """Decide what each allocation is for."""
     facts = [_read_stack([history.frames[frame] for frame in stack]) for stack in history.stacks]
-    nowhere = StackFacts(Phase.BACKWARD if facts else Phase.UNKNOWN)  # a stack of -1 is the last one
+    nowhere = StackFacts(StepPhase.BACKWARD if facts else StepPhase.UNKNOWN)  # a stack of -1 is the last one
     table = np.array([fact[:4] for fact in (*facts, nowhere)], np.int64)
     stacks = np.where((lifetimes.stacks >= 0) & (lifetimes.stacks < len(facts)), lifetimes.stacks, -1)
     inside = lifetimes.begins > BEFORE
-    forward, backward, optimizer = (inside & (table[stacks, 0] == phase) for phase in list(Phase)[:3])
+    forward, backward, optimizer = (inside & (table[stacks, 0] == phase) for phase in list(StepPhase)[:3])
     communication, recomputed, moved = (inside & (table[stacks, column] > 0) for column in (1, 2, 3))
     steps = _find_steps(history)
     modules, module_names = _find_modules(history, lifetimes)

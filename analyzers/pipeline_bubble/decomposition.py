@@ -27,7 +27,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
+from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, PassesOfStep, Transfer
 from perfscope.constants import NS_PER_US
 from perfscope.result import Doc, Figures, InUnit, InUnitIfKnown, Result, figure
 from perfscope.schedules.operations import Block, Op, PassKind, PassOrder
@@ -97,7 +97,7 @@ class StageShares(Result, frozen=True):
         return None if total is None else float(total / (self.p * self.section))
 
 
-class StepParts(Struct, frozen=True):
+class BubbleParts(Struct, frozen=True):
     """The decomposition of one step of one pipeline.
 
     Attributes:
@@ -143,12 +143,12 @@ class _MeanTiming(Timing):
         return self.work[op.kind]
 
 
-def sum_idle_time(stages: Sequence[Sequence[MeasuredPass]]) -> StepParts:
+def sum_idle_time(stages: Sequence[Sequence[MeasuredPass]]) -> BubbleParts:
     """The section and the idle time, which need no schedule."""
     start = min(measured.start_ns for measured in stages[0] if measured.kind is PassKind.FORWARD)
     ends = (one.end_ns for passes in stages for one in passes if one.kind is not PassKind.FORWARD)
     section = max(ends) - start
-    return StepParts(section, start, tuple(_sum_stage(stage, passes, section) for stage, passes in enumerate(stages)))
+    return BubbleParts(section, start, tuple(_sum_stage(stage, passes, section) for stage, passes in enumerate(stages)))
 
 
 def _sum_stage(stage: int, passes: Sequence[MeasuredPass], section: int) -> StageParts:
@@ -159,7 +159,7 @@ def _sum_stage(stage: int, passes: Sequence[MeasuredPass], section: int) -> Stag
     return StageParts(stage, useful, work[PassKind.FORWARD], work[PassKind.WEIGHT_GRADIENT], section - useful)
 
 
-def decompose(plan: PassOrder, stages: Sequence[RankStep]) -> StepParts:
+def decompose(plan: PassOrder, stages: Sequence[PassesOfStep]) -> BubbleParts:
     """Split the idle time of one step.
 
     Args:
@@ -249,7 +249,7 @@ def _list_crossings(plan: PassOrder, device_of: dict[Op, int]) -> list[tuple[Op,
     return crossings
 
 
-def _hold(order: Sequence[Block], stage: RankStep) -> Iterator[tuple[Op, int]]:
+def _hold(order: Sequence[Block], stage: PassesOfStep) -> Iterator[tuple[Op, int]]:
     """How long each pass held its stage, by itself: until its end, from when the device ran nothing else before it."""
     passes = [(measured.start_ns, measured.end_ns) for measured in stage.passes]
     events = sorted([*passes, *((transfer.start_ns, transfer.end_ns) for transfer in stage.transfers)])

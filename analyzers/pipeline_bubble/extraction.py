@@ -26,7 +26,13 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.collectives.calls import SYNCHRONISING, members_of, operation_named
-from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep, Transfer
+from perfscope.analyzers.pipeline_bubble.rank_passes import (
+    CollectiveRun,
+    MeasuredPass,
+    PassesOfStep,
+    RankPasses,
+    Transfer,
+)
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.columns import Bool, Int64
@@ -142,7 +148,7 @@ def _labels(trace: Trace) -> list[str]:
     return [trace.names[name].partition("#")[2] for name in trace.steps.name]
 
 
-def _extract_host_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[RankStep, ...]:
+def _extract_host_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[PassesOfStep, ...]:
     """Passes on a CPU, where the host does the work: the marks' own times."""
     spans = trace.annotations.take(np.isin(trace.annotations.name, list(marks)))
     passes: list[list[MeasuredPass]] = [[] for _ in range(len(trace.steps))]
@@ -156,10 +162,10 @@ def _extract_host_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[RankS
         if step != ABSENT:
             mark, at = marks[name], len(passes[step])
             passes[step].append(MeasuredPass(mark.kind, mark.microbatch, mark.stage, start, end, end - start, at, at))
-    return tuple(RankStep(label, tuple(own), (), {}) for label, own in zip(_labels(trace), passes, strict=True))
+    return tuple(PassesOfStep(label, tuple(own), (), {}) for label, own in zip(_labels(trace), passes, strict=True))
 
 
-def _extract_device_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[RankStep, ...]:
+def _extract_device_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[PassesOfStep, ...]:
     events = find_launched_events(trace)
     if not marks and not events.is_transfer.any():
         return ()
@@ -173,7 +179,7 @@ def _extract_device_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[Ran
         else:
             passes = [_Pass(kind, own, None, int(own[0]), int(own[-1])) for kind, own in infer_passes(events, rows)]
         steps.append(
-            RankStep(
+            PassesOfStep(
                 label=label,
                 passes=_measure_passes(events, passes, trace.base_ns),
                 transfers=_list_transfers(trace, events, rows),

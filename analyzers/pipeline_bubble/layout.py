@@ -22,7 +22,7 @@ _PIPELINE = re.compile(r"pipeline|(^|_)(pp|pipe)(_|$)", re.IGNORECASE)
 _NOT_PIPELINE = re.compile(r"tensor|expert|data|context", re.IGNORECASE)
 
 
-class Pipeline(Struct, frozen=True):
+class PipelineRanks(Struct, frozen=True):
     """One pipeline.
 
     Attributes:
@@ -44,7 +44,7 @@ class Pipeline(Struct, frozen=True):
         return tuple(stage for stage, passes in enumerate(self.stages) if passes is None)
 
 
-def find_pipelines(traces: Sequence[RankPasses]) -> list[Pipeline]:
+def find_pipelines(traces: Sequence[RankPasses]) -> list[PipelineRanks]:
     """Sort ranks into pipelines; those without any trace are left out.
 
     Args:
@@ -59,12 +59,12 @@ def find_pipelines(traces: Sequence[RankPasses]) -> list[Pipeline]:
             ordered = tuple(sorted(traces, key=_first_forward_ns))
             if all(trace.device is not None for trace in traces):
                 ordered = tuple(sorted(traces, key=lambda trace: trace.device or 0))
-            return [Pipeline(tuple(trace.rank for trace in ordered), ordered)]
+            return [PipelineRanks(tuple(trace.rank for trace in ordered), ordered)]
         by_rank[trace.rank] = by_rank[trace.rank].followed_by(trace) if trace.rank in by_rank else trace
     orders = [_order_stages(ranks, by_rank) for ranks in _find_groups(by_rank)]
     if not orders:
         raise MissingInput("the traces do not show which ranks form a pipeline: no process group is described as one")
-    found = [Pipeline(tuple(ranks), tuple(by_rank.get(rank) for rank in ranks)) for ranks in orders]
+    found = [PipelineRanks(tuple(ranks), tuple(by_rank.get(rank) for rank in ranks)) for ranks in orders]
     return [pipeline for pipeline in found if pipeline.traced]
 
 

@@ -16,14 +16,14 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from perfscope.analyzers.pipeline_bubble.decomposition import (
+    BubbleParts,
     StageParts,
     StageShares,
-    StepParts,
     decompose,
     sum_idle_time,
 )
-from perfscope.analyzers.pipeline_bubble.layout import Pipeline, find_pipelines
-from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep
+from perfscope.analyzers.pipeline_bubble.layout import PipelineRanks, find_pipelines
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, MeasuredPass, PassesOfStep, RankPasses
 from perfscope.analyzers.pipeline_bubble.recognition import (
     CUSTOM,
     CUSTOM_ZERO_BUBBLE,
@@ -59,7 +59,7 @@ class BubbleStep(Figures, frozen=True):
     schedule: str | None
     chunks: int | None
     microbatches: int
-    parts: StepParts
+    parts: BubbleParts
     measured: GanttChart
     ideal: GanttChart | None
     section_us = InUnit(
@@ -383,7 +383,7 @@ def _measure_pipeline(traced: Sequence[RankPasses], clocks: Clocks) -> tuple[lis
     return measured, len(keys) - len(measured)
 
 
-def _index_steps(stage: RankPasses, offset_ns: int) -> dict[tuple[str, int], RankStep]:
+def _index_steps(stage: RankPasses, offset_ns: int) -> dict[tuple[str, int], PassesOfStep]:
     """The steps of a rank that have passes, by label and count, on the common clock."""
     counts: Counter[str] = Counter()
     steps = {}
@@ -394,12 +394,12 @@ def _index_steps(stage: RankPasses, offset_ns: int) -> dict[tuple[str, int], Ran
     return steps
 
 
-def _is_complete(steps: Sequence[RankStep]) -> bool:
+def _is_complete(steps: Sequence[PassesOfStep]) -> bool:
     counts = {(step.count(PassKind.FORWARD), step.count(PassKind.BACKWARD, PassKind.INPUT_GRADIENT)) for step in steps}
     return len(counts) == 1 and all(forwards == backwards > 0 for forwards, backwards in counts)
 
 
-def _measure_step(label: str, stages: Sequence[RankStep]) -> BubbleStep:
+def _measure_step(label: str, stages: Sequence[PassesOfStep]) -> BubbleStep:
     passes = [stage.passes for stage in stages]
     recognised = recognise_passes(passes)
     parts = None
@@ -423,7 +423,7 @@ def _measure_step(label: str, stages: Sequence[RankStep]) -> BubbleStep:
 def _chart_step(
     label: str,
     stages: Sequence[Sequence[MeasuredPass]],
-    parts: StepParts,
+    parts: BubbleParts,
     recognised: RecognisedSchedule | None,
 ) -> GanttChart:
     start = parts.start_ns
@@ -452,7 +452,7 @@ def _number_microbatches(passes: Sequence[MeasuredPass], order: Sequence[Block])
     return numbers
 
 
-def _describe(pipeline: Pipeline, clocks: Clocks, incomplete: int) -> Iterator[str]:
+def _describe(pipeline: PipelineRanks, clocks: Clocks, incomplete: int) -> Iterator[str]:
     """What a reader must know of the traces of a pipeline."""
     if incomplete:
         yield f"{incomplete} steps are not complete on every stage and are excluded."

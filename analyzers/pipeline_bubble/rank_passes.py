@@ -60,7 +60,7 @@ class CollectiveRun(Struct, frozen=True, array_like=True):
     duration_ns: int
 
 
-class RankStep(Struct, frozen=True, array_like=True):
+class PassesOfStep(Struct, frozen=True, array_like=True):
     """One training step of one rank.
 
     Attributes:
@@ -75,9 +75,9 @@ class RankStep(Struct, frozen=True, array_like=True):
     transfers: tuple[Transfer, ...]
     collectives: dict[tuple[str, int], CollectiveRun]
 
-    def shifted(self, offset_ns: int) -> RankStep:
+    def shifted(self, offset_ns: int) -> PassesOfStep:
         """The same step on a clock that is ahead by ``offset_ns``."""
-        return RankStep(
+        return PassesOfStep(
             self.label,
             tuple(measured.shifted(offset_ns) for measured in self.passes),
             tuple(transfer.shifted(offset_ns) for transfer in self.transfers),
@@ -109,7 +109,7 @@ class RankPasses(Struct, frozen=True, array_like=True):
     device: int | None
     devices: int | None
     is_marked: bool
-    steps: tuple[RankStep, ...]
+    steps: tuple[PassesOfStep, ...]
 
     @property
     def start_ns(self) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfscope.analyzers.postmortem.matching import (
-    Collective,
     History,
+    MatchedCollective,
     Matching,
     Shift,
     Token,
@@ -23,8 +23,8 @@ from perfscope.analyzers.postmortem.matching import (
 )
 from perfscope.analyzers.postmortem.places import (
     Activity,
+    CodePlace,
     FailureKind,
-    Place,
     describe_unknown,
     find_first_failure,
     is_same_place,
@@ -135,7 +135,7 @@ class _Case:
         self.evidence = evidence
         self.matching = matching
         self.ranks = evidence.ranks
-        self.places: dict[int, Place | None] = {
+        self.places: dict[int, CodePlace | None] = {
             rank: locate(state.stack.frames, state.source_text) if state.stack else None
             for rank, state in self.ranks.items()
         }
@@ -163,7 +163,7 @@ class _Case:
     def find_apart(self) -> Diagnosis | None:
         """All ranks wait in collectives, not all in one; a rank that died of it stood where its traceback says."""
         sides: dict[str, list[int]] = {}
-        spots: dict[int, Place] = {}
+        spots: dict[int, CodePlace] = {}
         for rank, state in sorted(self.ranks.items()):
             spot = self.places[rank] or locate(state.failure.frames if state.failure else ())
             if spot is None or not spot.collective:
@@ -200,7 +200,7 @@ class _Case:
             reason, culprits, text, line=own_line(wrong.frames), event=difference, right=right, wrong=wrong
         )
 
-    def _pick_culprits(self, difference: Collective, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    def _pick_culprits(self, difference: MatchedCollective, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The smaller set; of two of the same size the one that did something else before in the same place."""
         if len(sets) > 1 and len(sets[0]) > len(sets[1]):
             return tuple(rank for ranks in sets[1:] for rank in ranks)
@@ -298,7 +298,7 @@ class _Case:
                 return self._explain_elsewhere(absence, ranks)
         return None
 
-    def _explain_elsewhere(self, absence: Collective, ranks: tuple[int, ...]) -> Diagnosis:
+    def _explain_elsewhere(self, absence: MatchedCollective, ranks: tuple[int, ...]) -> Diagnosis:
         spot, call = self.places[ranks[0]], next(iter(absence.calls.values()))
         what = f"{signature_of(call)}, collective {absence.sequence} of group {absence.group}, in which the others wait"
         reason, text = Reason.SKIPPED, f"{_ranks(ranks)} went on to {spot} without {what}"
@@ -336,12 +336,12 @@ class _Case:
                 busy.append(rank)
         return tuple(busy)
 
-    def _explain_absence(self, absence: Collective, ranks: tuple[int, ...]) -> Diagnosis:
+    def _explain_absence(self, absence: MatchedCollective, ranks: tuple[int, ...]) -> Diagnosis:
         call = next(iter(absence.calls.values()))
         what = f"has not come to {signature_of(call)}, collective {absence.sequence} of group {absence.group}"
         return self._explain_busy(ranks, what, absence)
 
-    def _explain_busy(self, ranks: tuple[int, ...], what: str, event: Collective | None) -> Diagnosis:
+    def _explain_busy(self, ranks: tuple[int, ...], what: str, event: MatchedCollective | None) -> Diagnosis:
         spot = self.places.get(ranks[0])
         if spot is None:
             text = f"{_ranks(ranks)} {what}: its process has ended"
@@ -388,7 +388,7 @@ class _Case:
         text: str,
         *,
         line: CodeLine | None = None,
-        event: Collective | None = None,
+        event: MatchedCollective | None = None,
         right: CollectiveCall | None = None,
         wrong: CollectiveCall | None = None,
         usual: Token | None = None,

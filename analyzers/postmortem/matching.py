@@ -200,7 +200,7 @@ _DEFAULT_GROUPS = ("0", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class MatchedCollective:
     """One collective of a group, as its ranks called it.
 
     Attributes:
@@ -239,9 +239,9 @@ class Matching(NamedTuple):
         unfinished: All ranks have called a collective that is not over.
     """
 
-    differences: list[Collective]
-    absences: list[Collective]
-    unfinished: list[Collective]
+    differences: list[MatchedCollective]
+    absences: list[MatchedCollective]
+    unfinished: list[MatchedCollective]
 
 
 def match_calls(ranks: Mapping[int, RankState], world_size: int) -> Matching:
@@ -255,17 +255,17 @@ def match_calls(ranks: Mapping[int, RankState], world_size: int) -> Matching:
         for sequence in sorted({number for numbers in calls.values() for number in numbers if number >= begin}):
             present = {rank: numbers[sequence] for rank, numbers in calls.items() if sequence in numbers}
             if len({signature_of(call) for call in present.values()}) > 1:
-                matching.differences.append(Collective(group, sequence, present))
+                matching.differences.append(MatchedCollective(group, sequence, present))
                 break
             without_dump = {rank for rank in members if rank in ranks and rank not in dumped}
             is_open = sequence == end and not all(call.is_completed for call in present.values())
             absent = (rank for rank in members if rank not in present)
             missing = tuple(rank for rank in absent if rank in dumped or (is_open and rank in without_dump))
             if missing:
-                matching.absences.append(Collective(group, sequence, present, missing))
+                matching.absences.append(MatchedCollective(group, sequence, present, missing))
                 break
             if not any(call.is_completed for call in present.values()):
-                matching.unfinished.append(Collective(group, sequence, present))
+                matching.unfinished.append(MatchedCollective(group, sequence, present))
                 break
     for found in matching:
         found.sort(key=lambda collective: min(call.created_ns for call in collective.calls.values()))

@@ -57,7 +57,7 @@ _OF_TEXTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodePlace:
     """Where a thread is.
 
     Attributes:
@@ -85,7 +85,7 @@ class Place:
         return f"{self.activity} at {self.line}" if self.line is not None else str(self.activity)
 
 
-def locate(frames: Sequence[CodeLine], text: str = "") -> Place | None:
+def locate(frames: Sequence[CodeLine], text: str = "") -> CodePlace | None:
     """Where a thread is, by its frames, the innermost first; None where there are none.
 
     ``text`` is the code of the innermost frame: what C does for a line of the user's own has no frame.
@@ -98,7 +98,7 @@ def locate(frames: Sequence[CodeLine], text: str = "") -> Place | None:
     names = [frame.function for frame in inner if _matches(frame.file, _COMMUNICATION) and frame.function != "wrapper"]
     call = names[0] if names else inner[-1].function if inner else ""
     activity = Activity.LOADING if _passes(frames, _LOADING) else _classify(inner, text)
-    return Place(activity, line, call)
+    return CodePlace(activity, line, call)
 
 
 def _classify(inner: Sequence[CodeLine], text: str) -> Activity:

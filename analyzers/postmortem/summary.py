@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason
 from perfscope.analyzers.postmortem.matching import signature_of
-from perfscope.analyzers.postmortem.places import Place, locate
+from perfscope.analyzers.postmortem.places import CodePlace, locate
 from perfscope.constants import NS_PER_S
 from perfscope.report import Cell, Column, Json, Report, Row, Section, escape_control_characters
 from perfscope.result import to_json, to_object
@@ -128,7 +128,7 @@ def _state(call: CollectiveCall) -> str:
     return {True: "started on the device", False: "not started on the device", None: "called"}[call.is_started]
 
 
-def _place_of(state: RankState) -> Place | None:
+def _place_of(state: RankState) -> CodePlace | None:
     return locate(state.stack.frames) if state.stack is not None else None
 
 

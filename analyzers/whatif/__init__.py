@@ -37,7 +37,7 @@ _HOST_BOUND = 0.25
 _LEAST_SAVED = 0.001
 
 
-class Refused(Figures, frozen=True):
+class RefusedScenario(Figures, frozen=True):
     """A change that the traces cannot answer."""
 
     name: Annotated[str, Doc("As ``--scenario`` takes it.")]
@@ -61,7 +61,7 @@ class WhatIf(Result, frozen=True):
     undisturbed_ns: float | None
     overhead_ns: float
     scenarios: Annotated[tuple[Outlook, ...], Doc("Those that save most first.")]
-    refused: Annotated[tuple[Refused, ...], Doc("What cannot be answered.")]
+    refused: Annotated[tuple[RefusedScenario, ...], Doc("What cannot be answered.")]
     critical_path: Annotated[tuple[PathPart, ...], Doc("What the step waited for, the largest part first.")]
     notes: Annotated[tuple[str, ...], Doc("What could not be joined.")]
     measured_step_us = InUnit("_measured_ns", NS_PER_US, "The median profiled step; of fewer than three the mean.")
@@ -221,12 +221,12 @@ def answer(
     """
     measured = prepare([graph for partial in partials for graph in partial], undisturbed_ns)
     outlooks: list[Outlook] = []
-    refused: list[Refused] = []
+    refused: list[RefusedScenario] = []
     for scenario, value in [parse_scenario(text) for text in scenarios] or offered_scenarios(measured.job):
         try:
             outlooks.append(apply_scenario(measured, scenario, value))
         except MissingInput as missing:
-            refused.append(Refused(write_scenario(scenario, value), missing.problem))
+            refused.append(RefusedScenario(write_scenario(scenario, value), missing.problem))
     outlooks.sort(key=lambda outlook: -outlook.saved_ns)
     if not scenarios:
         saving = [outlook for outlook in outlooks if outlook.saved_ns > _LEAST_SAVED * measured.replayed.step_ns]

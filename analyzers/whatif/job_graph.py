@@ -31,7 +31,7 @@ _FEWEST_ENDS = 3
 Member: TypeAlias = tuple[int, int]
 
 
-class Operation(Struct, frozen=True):
+class JointOperation(Struct, frozen=True):
     """A communication operation that several ranks made together.
 
     Attributes:
@@ -64,7 +64,7 @@ class JobGraph(Struct, frozen=True, eq=False):
 
     ranks: tuple[RankGraph, ...]
     offset_ns: Int64
-    operations: tuple[Operation, ...]
+    operations: tuple[JointOperation, ...]
     notes: tuple[str, ...]
 
     @property
@@ -145,7 +145,7 @@ def _describe_losses(graph: RankGraph) -> Iterator[str]:
         )
 
 
-def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, int]) -> Iterator[Operation]:
+def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, int]) -> Iterator[JointOperation]:
     """The operations of a group that all of some ranks made; ``members``: its index in each rank's groups."""
     calls = [ranks[position].groups[index] for position, index in members.items()]
     rows = match_rows(calls)
@@ -154,10 +154,10 @@ def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, i
     for kind, column, transfer_ns in zip(
         calls[0].kind[rows[0]].tolist(), np.stack(events).T.tolist(), shortest.tolist(), strict=True
     ):
-        yield Operation(key, calls[0].kinds[kind], tuple(zip(members, column, strict=True)), transfer_ns)
+        yield JointOperation(key, calls[0].kinds[kind], tuple(zip(members, column, strict=True)), transfer_ns)
 
 
-def _offsets(ranks: Sequence[RankGraph], operations: Sequence[Operation]) -> Int64:
+def _offsets(ranks: Sequence[RankGraph], operations: Sequence[JointOperation]) -> Int64:
     """The exporters' clocks, and between hosts what aligns the ends of common operations, which nearly coincide."""
     offsets = np.array([graph.base_ns - ranks[0].base_ns for graph in ranks], np.int64)
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -188,7 +188,7 @@ def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
     return base_ns - (round(offset.offset_ns) if is_apart(first.host, second.host, offset) else 0)
 
 
-def match_unnamed_transfers(ranks: Sequence[RankGraph], offset_ns: Int64) -> list[Operation]:
+def match_unnamed_transfers(ranks: Sequence[RankGraph], offset_ns: Int64) -> list[JointOperation]:
     """The transfers between ranks of one machine, of kernels that belong to no group: those that end together.
 
     Args:
@@ -246,7 +246,7 @@ def _connected(partners: dict[Member, set[Member]]) -> Iterator[tuple[Member, ..
             yield tuple(members[rank] for rank in sorted(members))
 
 
-def _to_transfer(ranks: Sequence[RankGraph], members: tuple[Member, ...]) -> Operation:
+def _to_transfer(ranks: Sequence[RankGraph], members: tuple[Member, ...]) -> JointOperation:
     transfer_ns = min(int(ranks[rank].duration_ns[event]) for rank, event in members)
     key = GroupKey("", ",".join(str(rank) for rank, _ in members), members[0][0], members[-1][0], role="PP")
-    return Operation(key, OperationKind("send_recv", "", -1), members, transfer_ns)
+    return JointOperation(key, OperationKind("send_recv", "", -1), members, transfer_ns)

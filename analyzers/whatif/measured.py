@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from perfscope.analyzers.whatif.job_graph import JobGraph, join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.replay import (
+    JobReplay,
     JobTimes,
-    Replay,
     Replayed,
     StepSpan,
     measured_ends,
@@ -65,7 +65,7 @@ def _with_gaps(times: JobTimes, change: Callable[[Int64], Float64]) -> JobTimes:
     )
 
 
-class Measured(Struct, frozen=True):
+class MeasuredJob(Struct, frozen=True):
     """What a scenario starts from.
 
     Attributes:
@@ -82,7 +82,7 @@ class Measured(Struct, frozen=True):
 
     job: JobGraph
     times: JobTimes
-    replay: Replay
+    replay: JobReplay
     base: Replayed
     steps: StepSpan
     exact: StepSpan
@@ -106,7 +106,7 @@ class Measured(Struct, frozen=True):
         return span_of_steps(self.job, self.replay.run(times).end_ns)
 
 
-def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> Measured:
+def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> MeasuredJob:
     """Join the graphs of a job's ranks, and replay it as it was measured, or as fast as it is without the profiler.
 
     Args:
@@ -119,7 +119,7 @@ def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) ->
     if not graphs:
         raise MissingInput("no trace joins events of the device with their launches")
     job = join_ranks(graphs)
-    replay, times = Replay(job), measured_times(job)
+    replay, times = JobReplay(job), measured_times(job)
     steps = span_of_steps(job, measured_ends(job))
     exact = span_of_steps(job, replay.run(times).end_ns)
     overhead_ns = 0.0
@@ -128,7 +128,7 @@ def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) ->
             times, undisturbed_ns, lambda changed: span_of_steps(job, replay.run(changed).end_ns).step_ns
         )
     base = replay.run(times)
-    return Measured(
+    return MeasuredJob(
         job=job,
         times=times,
         replay=replay,

@@ -166,7 +166,7 @@ def _lags(graph: RankGraph, latency_ns: int) -> Int64:
     return np.asarray(np.where(launched, lag_ns, 0))
 
 
-class Replay:
+class JobReplay:
     """A job's graph, prepared to be run again with any durations."""
 
     def __init__(self, job: JobGraph) -> None:

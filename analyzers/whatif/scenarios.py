@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.shared.intervals import union
 from perfscope.analyzers.whatif.job_graph import JobGraph
-from perfscope.analyzers.whatif.measured import Measured, prepare
+from perfscope.analyzers.whatif.measured import MeasuredJob, prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
 from perfscope.constants import NS_PER_US
@@ -66,7 +66,7 @@ class Scenario(Struct, frozen=True):
     name: str
     value: str
     title: str
-    change: Callable[[Measured, str], Changed]
+    change: Callable[[MeasuredJob, str], Changed]
 
 
 class Outlook(Figures, frozen=True):
@@ -100,7 +100,7 @@ class Outlook(Figures, frozen=True):
         return -self.saved_ns / self.replayed_ns
 
 
-def apply_scenario(measured: Measured, scenario: Scenario, value: str) -> Outlook:
+def apply_scenario(measured: MeasuredJob, scenario: Scenario, value: str) -> Outlook:
     """Replay the job with a change.
 
     Raises:
@@ -183,7 +183,7 @@ _HIDDEN_DOUBT = 0.5
 _LOST_BESIDE = 0.4
 
 
-def _free_communication(measured: Measured, axis: str) -> Changed:
+def _free_communication(measured: MeasuredJob, axis: str) -> Changed:
     """Communication takes no time, keeps no rank waiting, and slows nothing that runs meanwhile."""
     rows_of_ranks, ranks, hidden_ns = _choose_communication(measured.job, axis), [], 0
     for graph, times, chosen in zip(measured.job.ranks, measured.times.ranks, rows_of_ranks, strict=True):
@@ -213,7 +213,7 @@ def _without_contention(graph: RankGraph, removed: Bool) -> Int64:
     return duration_ns
 
 
-def _overlap_perfectly(measured: Measured, _value: str) -> Changed:
+def _overlap_perfectly(measured: MeasuredJob, _value: str) -> Changed:
     """No kernel waits for communication: a step takes its computation, or its communication where that is longer."""
     transfer_ns = [times.event_ns.copy() for times in measured.times.ranks]
     for operation, operation_ns in zip(measured.job.operations, measured.times.transfer_ns.tolist(), strict=True):
@@ -234,7 +234,7 @@ def _overlap_perfectly(measured: Measured, _value: str) -> Changed:
     return Changed(changed, (sentence,), least_ns, added_ns=lost_ns, doubt_ns=lost_ns / 2)
 
 
-def _faster_communication(measured: Measured, value: str) -> Changed:
+def _faster_communication(measured: MeasuredJob, value: str) -> Changed:
     """Transfers take 1/x of their time; waiting for the last rank stays."""
     axis, _, factor = value.rpartition(":")
     times_faster = _parse_factor("faster-communication", factor)
@@ -272,7 +272,7 @@ def _operations_of(job: JobGraph, rows_of_ranks: Sequence[Bool]) -> Bool:
     return np.array([bool(rows_of_ranks[rank][event]) for rank, event in firsts], np.bool_)
 
 
-def _without_transfers(measured: Measured, ranks: Sequence[RankTimes], is_free: Bool) -> JobTimes:
+def _without_transfers(measured: MeasuredJob, ranks: Sequence[RankTimes], is_free: Bool) -> JobTimes:
     """Operations that take no time and keep no rank waiting, but for who receives: it needs what is sent."""
     times = measured.times.with_ranks(ranks)
     is_needed = np.array([operation.is_point_to_point for operation in measured.job.operations], np.bool_)
@@ -297,7 +297,7 @@ def _communication_ns(graph: RankGraph, chosen: Bool, *, is_exposed: bool = Fals
 _LAG_IN_GRAPH_NS = 600
 
 
-def _free_launches(measured: Measured, value: str) -> Changed:
+def _free_launches(measured: MeasuredJob, value: str) -> Changed:
     """CUDA graphs replay a step: the host needs no time between launches, and kernels follow each other faster."""
     changed = _free_host(measured, value)
     ranks = [replace(times, lag_ns=np.minimum(times.lag_ns, _LAG_IN_GRAPH_NS)) for times in changed.times.ranks]
@@ -308,7 +308,7 @@ def _free_launches(measured: Measured, value: str) -> Changed:
     return Changed(changed.times.with_ranks(ranks), (sentence,))
 
 
-def _free_host(measured: Measured, _value: str) -> Changed:
+def _free_host(measured: MeasuredJob, _value: str) -> Changed:
     """The host needs no time between launches; it still waits where it waited."""
     ranks = []
     for graph, times in zip(measured.job.ranks, measured.times.ranks, strict=True):
@@ -319,7 +319,7 @@ def _free_host(measured: Measured, _value: str) -> Changed:
     )
 
 
-def _free_data_loading(measured: Measured, _value: str) -> Changed:
+def _free_data_loading(measured: MeasuredJob, _value: str) -> Changed:
     """The host never waits for the data loader."""
     if not any(graph.data_wait_ns.any() for graph in measured.job.ranks):
         raise MissingInput("the traces contain no `enumerate(DataLoader)`")
@@ -336,7 +336,7 @@ def _free_data_loading(measured: Measured, _value: str) -> Changed:
 # Kernels
 
 
-def _speed_up_kernels(measured: Measured, value: str) -> Changed:
+def _speed_up_kernels(measured: MeasuredJob, value: str) -> Changed:
     """Kernels whose name holds a text are x times faster."""
     text, _, factor = value.rpartition(":")
     times_faster = _parse_factor("faster-kernel", factor)
@@ -348,7 +348,7 @@ def _speed_up_kernels(measured: Measured, value: str) -> Changed:
     return Changed(_speed_up(measured, chosen, times_faster), (sentence,))
 
 
-def _speed_up(measured: Measured, chosen: Sequence[Bool], times_faster: float) -> JobTimes:
+def _speed_up(measured: MeasuredJob, chosen: Sequence[Bool], times_faster: float) -> JobTimes:
     return measured.times.with_ranks(
         [
             replace(times, event_ns=np.where(rows, _divide(times.event_ns, times_faster), times.event_ns))
@@ -368,7 +368,7 @@ _FEWEST_PRODUCTS = 2
 _PRODUCT = re.compile(r"gemm|nvjet|cutlass|wgmma|xmma|Cijk_|wgrad|dgrad|implicit_convolve", re.IGNORECASE)
 
 
-def _drop_recomputation(measured: Measured, _value: str) -> Changed:
+def _drop_recomputation(measured: MeasuredJob, _value: str) -> Changed:
     """Nothing of the forward pass is computed again in the backward pass."""
     recomputed = [find_recomputed(graph) for graph in measured.job.ranks]
     if not any(rows.any() for rows in recomputed):
@@ -435,14 +435,14 @@ _WITHIN_STAGES = ("DP", "TP", "CP", "EP")
 _WAITING = "Kernels of the others that ran beside communication that waited for this rank take its time for them."
 
 
-def _remove_stragglers(measured: Measured, _value: str) -> Changed:
+def _remove_stragglers(measured: MeasuredJob, _value: str) -> Changed:
     """Every rank is at least as fast as the median of the others, its device and its host."""
     every_rank = range(len(measured.job.ranks))
     devices = _faster_devices(measured, every_rank, _ranks_of_same_work(measured.job))
     return Changed(_with_hosts_of(devices, _faster_hosts(measured, every_rank)), (_PEERS,))
 
 
-def _take_median_device(measured: Measured, value: str) -> Changed:
+def _take_median_device(measured: MeasuredJob, value: str) -> Changed:
     """The device of one rank is as fast as the median of the others, which then wait for it no longer."""
     position = _position(measured.job, value)
     return Changed(
@@ -450,7 +450,7 @@ def _take_median_device(measured: Measured, value: str) -> Changed:
     )
 
 
-def _take_median_host(measured: Measured, value: str) -> Changed:
+def _take_median_host(measured: MeasuredJob, value: str) -> Changed:
     """The host of one rank is as fast as the median of the others."""
     hosts = _faster_hosts(measured, [_position(measured.job, value)])
     try:
@@ -495,7 +495,7 @@ def _ranks_of_same_work(job: JobGraph, position: int | None = None) -> list[list
     return same
 
 
-def _faster_devices(measured: Measured, positions: Collection[int], groups: Sequence[Sequence[int]]) -> JobTimes:
+def _faster_devices(measured: MeasuredJob, positions: Collection[int], groups: Sequence[Sequence[int]]) -> JobTimes:
     """Devices that take their peers' times where these are clearly less.
 
     On the other ranks that holds for kernels beside communication: what waits for a slow rank slows them.
@@ -547,7 +547,7 @@ def _match_names(reference: list[int], names: list[int]) -> tuple[Int64, Int64]:
     return np.concatenate(common), np.concatenate(matching)
 
 
-def _faster_hosts(measured: Measured, positions: Collection[int]) -> list[RankTimes]:
+def _faster_hosts(measured: MeasuredJob, positions: Collection[int]) -> list[RankTimes]:
     """Hosts whose n-th shortest time between calls is that of the other ranks' median where that is less.
 
     So a host that is slow everywhere is made faster everywhere, and one that slept once no longer does.
@@ -635,7 +635,7 @@ class Fixes:
         self._undisturbed_ns = undisturbed_ns
 
     @cached_property
-    def _measured(self) -> Measured | MissingInput:
+    def _measured(self) -> MeasuredJob | MissingInput:
         try:
             return prepare(self._graphs, self._undisturbed_ns)
         except MissingInput as missing:

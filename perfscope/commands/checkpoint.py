@@ -11,9 +11,9 @@ import typer
 from perfscope.analyzers.checkpoint.check import check_checkpoint, newest_complete
 from perfscope.analyzers.checkpoint.plan import (
     BytesPerParameter,
-    Optimizer,
-    Plan,
-    Precision,
+    CheckpointPlan,
+    SavedOptimizer,
+    SavedPrecision,
     bytes_per_parameter,
     plan_checkpoint,
 )
@@ -48,10 +48,11 @@ class CheckpointOptions:
         ),
     ] = None
     optimizer: Annotated[
-        Optimizer | None, typer.Option(help="Optimizer.", rich_help_panel=_MODEL_PANEL, show_default="adam")
+        SavedOptimizer | None, typer.Option(help="Optimizer.", rich_help_panel=_MODEL_PANEL, show_default="adam")
     ] = None
     precision: Annotated[
-        Precision | None, typer.Option(help="Training precision.", rich_help_panel=_MODEL_PANEL, show_default="mixed")
+        SavedPrecision | None,
+        typer.Option(help="Training precision.", rich_help_panel=_MODEL_PANEL, show_default="mixed"),
     ] = None
     zero: Annotated[
         int | None,
@@ -71,7 +72,7 @@ class CheckpointOptions:
         if self.optimizer is None and self.precision is None and self.zero is None:
             return None
         stage = 1 if self.zero is None else self.zero
-        return bytes_per_parameter(self.optimizer or Optimizer.ADAM, self.precision or Precision.MIXED, stage)
+        return bytes_per_parameter(self.optimizer or SavedOptimizer.ADAM, self.precision or SavedPrecision.MIXED, stage)
 
 
 def _read_saves(source: str | None) -> Saves | None:
@@ -124,7 +125,7 @@ def checkpoint(
     return _check(directory, parameters, per_parameter, saves, format)
 
 
-def _report_plan(plan: Plan, saves: Saves | None) -> Report:
+def _report_plan(plan: CheckpointPlan, saves: Saves | None) -> Report:
     size = plan.total.bytes
     title = f"A checkpoint of {format_parameters(plan.parameters)} parameters: {format_bytes(size)}"
     results: dict[str, Json] = {"plan": plan.data()}

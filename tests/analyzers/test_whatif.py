@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupKey
-from perfscope.analyzers.whatif import Refused, WhatIf, answer, measure
+from perfscope.analyzers.whatif import RefusedScenario, WhatIf, answer, measure
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.scenarios import Fixes
 from perfscope.errors import MissingInput, UsageError
@@ -50,7 +50,7 @@ def test_a_scenario_changes_nothing_that_it_does_not_name() -> None:
     assert ask("whatif/base", "median-host=0").scenarios[0].saved_ns >= 0
     result = ask("whatif/base", "data-loading-free")
     assert result.scenarios == ()
-    assert result.refused == (Refused("data-loading-free", "the traces contain no `enumerate(DataLoader)`"),)
+    assert result.refused == (RefusedScenario("data-loading-free", "the traces contain no `enumerate(DataLoader)`"),)
 
 
 def test_free_launches_help_where_the_host_is_the_limit_and_only_there() -> None:

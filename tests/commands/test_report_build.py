@@ -183,9 +183,7 @@ class TestBlocks:
         assert headings == [
             "## A checkpoint of 181B parameters: 2.53 TB",
             "### Planned size",
-            "### Published sizes",
         ]
-        assert "> **Warning:** The published sizes" in path.read_text()
 
     def test_hidden_folders_and_files_without_a_marker_are_left_out(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

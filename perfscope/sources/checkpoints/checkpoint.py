@@ -16,7 +16,7 @@ from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage, Listing, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import read_safetensors
-from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
+from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, SelectedCheckpoint, select_checkpoint
 from perfscope.sources.checkpoints.torch_files import TorchFile, read_torch_file
 from perfscope.sources.pickles import Call, entries, parse_shape, without_collection
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
@@ -181,7 +181,7 @@ def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
     if path.is_file() and path.suffix.lower() == ".csv":
         return _read_list(path, tag)
     if path.is_file():
-        return _read_files(path, path.parent, Selection("", "", {path.name: path.stat().st_size}))
+        return _read_files(path, path.parent, SelectedCheckpoint("", "", {path.name: path.stat().st_size}))
     if not path.is_dir():
         raise SourceError(path, _describe_absence(path))
     selection = select_checkpoint(path, list_files(path), tag)
@@ -198,7 +198,7 @@ def _describe_absence(path: Path) -> str:
         return f"cannot be read: {error.strerror}"
 
 
-def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
+def _read_files(path: Path, folder: Path, selection: SelectedCheckpoint) -> Checkpoint:
     layout = find_layout(list(selection.sizes))
     if layout is Layout.UNKNOWN:
         raise SourceError(path, "contains no checkpoint", hint=NO_CHECKPOINT)
@@ -227,7 +227,7 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     )
 
 
-def _is_there(missing: str, selection: Selection) -> bool:
+def _is_there(missing: str, selection: SelectedCheckpoint) -> bool:
     """Whether a file that is said to be missing is there, but cannot be read: that is said already."""
     name, is_missing, _ = missing.partition(" is missing: ")
     path = f"{selection.folder}/{name}" if selection.folder else name

@@ -51,7 +51,7 @@ class DcpTensor:
 
 
 @dataclass(slots=True)
-class StoredPart:
+class ShardPart:
     """What a shard file holds of one tensor.
 
     Attributes:
@@ -77,7 +77,7 @@ class DcpMetadata:
 
     tensors: dict[str, DcpTensor]
     names: frozenset[str]
-    files: dict[str, dict[str, StoredPart]] = field(default_factory=dict)
+    files: dict[str, dict[str, ShardPart]] = field(default_factory=dict)
     extents: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -183,7 +183,7 @@ def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
     """Sum the pieces by file and tensor, and check that they cover every tensor."""
     covered: dict[str, int] = {}
     for piece in pieces:
-        part = metadata.files.setdefault(piece.file, {}).setdefault(piece.name, StoredPart())
+        part = metadata.files.setdefault(piece.file, {}).setdefault(piece.name, ShardPart())
         metadata.extents[piece.file] = max(metadata.extents.get(piece.file, 0), piece.offset + piece.length)
         tensor = metadata.tensors.get(piece.name)
         elements = 0 if tensor is None else tensor.chunks.get(piece.offsets or _origin(tensor), 0)

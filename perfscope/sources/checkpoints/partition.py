@@ -29,7 +29,7 @@ _ROLES = frozenset({
 })  # fmt: skip
 
 
-class Identity(NamedTuple):
+class CheckpointName(NamedTuple):
     """What tells the checkpoints of a folder apart.
 
     Attributes:
@@ -45,13 +45,13 @@ class Identity(NamedTuple):
     mark: str
 
 
-def parse_identity(name: str) -> Identity:
+def parse_identity(name: str) -> CheckpointName:
     """Parse the name of a file or folder.
 
     >>> parse_identity("epoch=3-step=120.ckpt"), parse_identity("optimizer_epoch2.pt").epoch
-    (Identity(series='', step=120, epoch=3, mark=''), 2)
+    (CheckpointName(series='', step=120, epoch=3, mark=''), 2)
     >>> parse_identity("resnet50.pth"), parse_identity("best_model.pt").mark
-    (Identity(series='resnet50', step=None, epoch=None, mark=''), 'best')
+    (CheckpointName(series='resnet50', step=None, epoch=None, mark=''), 'best')
     """
     rest = _METRIC.sub("", _SHARD.sub("", _ENDING.sub("", name.lower())))
     rest = _VERSION.sub("", rest)
@@ -63,7 +63,7 @@ def parse_identity(name: str) -> Identity:
     words = re.split(r"[-_.=\s]+", rest)
     marks = [word for word in words if word in _MARKS]
     series = "-".join(word for word in words if word not in _MARKS and word not in _ROLES)
-    return Identity(series, step, epoch, "-".join(marks))
+    return CheckpointName(series, step, epoch, "-".join(marks))
 
 
 def _take(pattern: re.Pattern[str], text: str) -> tuple[int | None, str]:
@@ -102,7 +102,7 @@ class Unit:
     name: str
     folder: str
     sizes: Mapping[str, int]
-    identity: Identity
+    identity: CheckpointName
 
     def paths(self) -> Iterable[str]:
         """The paths of its files below the folder that is taken apart."""
@@ -185,7 +185,7 @@ def _join_parts(units: list[Unit], part_files: Mapping[str, int], files: Mapping
 def _group_files(files: Mapping[str, int], states: Mapping[str, int], path: str) -> list[Unit]:
     """The checkpoints that the files of one folder are."""
     framework = {name: None for name in states if not _is_generic(name)}
-    series: dict[Identity, list[str]] = {}
+    series: dict[CheckpointName, list[str]] = {}
     for name in states:
         identity = parse_identity(name)
         if name not in framework and not (framework and _belongs_to_framework(identity)):
@@ -209,7 +209,7 @@ def _group_files(files: Mapping[str, int], states: Mapping[str, int], path: str)
     return units
 
 
-def _with_version(identity: Identity, name: str) -> Identity:
+def _with_version(identity: CheckpointName, name: str) -> CheckpointName:
     """Lightning numbers the files of one step: ``epoch=0-step=9-v1.ckpt`` is a checkpoint of its own."""
     version = re.search(r"-(v\d+)\.ckpt$", name)
     return identity if version is None else identity._replace(mark=version[1])
@@ -222,8 +222,8 @@ def _is_generic(name: str) -> bool:
     return is_state and bool(_GENERIC.fullmatch(name)) and not _OWN_NAMES.fullmatch(name)
 
 
-def _belongs_to_framework(identity: Identity) -> bool:
-    return identity == Identity("", None, None, "")
+def _belongs_to_framework(identity: CheckpointName) -> bool:
+    return identity == CheckpointName("", None, None, "")
 
 
 def _name_files(names: list[str], path: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 
 from perfscope.sources.checkpoints.safetensors import StoredTensor
-from perfscope.sources.checkpoints.torch_files import Tensor, TorchFile, item_bytes
+from perfscope.sources.checkpoints.torch_files import TorchFile, TorchTensor, item_bytes
 from perfscope.tables.checkpoint import Kind, Role, TensorGroup
 
 _MOMENTS = frozenset({
@@ -84,7 +84,7 @@ def _is_optimizer_state(path: Sequence[str]) -> bool:
     return any(key == "state" and number.isdigit() for key, number in pairwise(path[:-1]))
 
 
-def _is_mask(tensor: Tensor) -> bool:
+def _is_mask(tensor: TorchTensor) -> bool:
     """Whether a tensor is an attention mask for all heads and samples, as GPT-2's ``attn.bias`` is, and no bias."""
     match tensor.shape:
         case (1, 1, rows, columns):
@@ -138,7 +138,7 @@ def sum_torch_tensors(file: TorchFile, kind: Kind, name: str) -> tuple[tuple[Ten
     return tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items())), unused
 
 
-def _stored_bytes(tensor: Tensor, file: TorchFile) -> int:
+def _stored_bytes(tensor: TorchTensor, file: TorchFile) -> int:
     size = file.stored_bytes.get(tensor.storage.key)
     return tensor.storage.items * (item_bytes(tensor.storage.dtype) or 0) if size is None else size
 

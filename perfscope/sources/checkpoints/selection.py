@@ -25,7 +25,7 @@ _MOST_OPENED = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class SelectedCheckpoint:
     """One checkpoint of a folder.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Candidate:
         return self.summary.modified_ns or 0
 
 
-def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> Selection:
+def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> SelectedCheckpoint:
     """Select the newest checkpoint.
 
     Args:
@@ -96,7 +96,7 @@ def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> S
         damage.append(f"the tracker file names {tracked} as the latest checkpoint, which is missing")
     summaries = tuple(replace(each.summary, newest=each is newest, shown=each is chosen) for each in candidates)
     notes = (f"{newest.unit.name or 'The folder itself'} is the newest {reason}.",) if len(candidates) > 1 else ()
-    return Selection(chosen.unit.name, chosen.unit.folder, chosen.unit.sizes, summaries, tuple(damage), notes)
+    return SelectedCheckpoint(chosen.unit.name, chosen.unit.folder, chosen.unit.sizes, summaries, tuple(damage), notes)
 
 
 def _is_relevant(name: str) -> bool:

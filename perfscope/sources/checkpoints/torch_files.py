@@ -79,7 +79,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TorchTensor:
     """One tensor of a file: the keys on the path to it, and its part of a storage."""
 
     path: tuple[str, ...]
@@ -107,7 +107,7 @@ class TorchFile:
     """
 
     value: object
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TorchTensor, ...]
     names: frozenset[str]
     stored_bytes: Mapping[str, int]
     whole_elements: Mapping[tuple[str, ...], int]
@@ -245,7 +245,7 @@ def _parse_legacy(content: bytes) -> TorchFile:
 
 
 def _describe(replayed: InertPickle, stored: Mapping[str, int]) -> TorchFile:
-    tensors: list[Tensor] = []
+    tensors: list[TorchTensor] = []
     whole: dict[tuple[str, ...], int] = {}
     try:
         for path, call in walk(replayed.value):
@@ -260,7 +260,7 @@ def _describe(replayed: InertPickle, stored: Mapping[str, int]) -> TorchFile:
     return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, whole)
 
 
-def _find_tensor(path: tuple[str, ...], call: Call) -> Tensor | None:
+def _find_tensor(path: tuple[str, ...], call: Call) -> TorchTensor | None:
     """The tensor that a call would make; None for another call."""
     match call:
         case Call(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
@@ -282,7 +282,7 @@ def _whole_shape(call: Call) -> tuple[int, ...] | None:
     return None
 
 
-def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
+def _tensor(path: tuple[str, ...], arguments: object) -> TorchTensor | None:
     """Parse the arguments of the functions that rebuild a tensor: storage, offset, shape, strides and, in v3, dtype."""
     match arguments:
         case (PersistentId(id=(_, GlobalName(text=kind), key, _, int(items), *_)), int(offset), size, _, *options) if (
@@ -297,7 +297,7 @@ def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
     dtype_name = next((part.text for part in options if isinstance(part, GlobalName)), "")
     is_untyped = storage.dtype == "Untyped" and dtype_name.startswith("torch.")
     dtype = dtype_name.removeprefix("torch.") if is_untyped else _DTYPES.get(storage.dtype, storage.dtype)
-    return Tensor(path, dtype, shape, storage, offset)
+    return TorchTensor(path, dtype, shape, storage, offset)
 
 
 def _check_storages(file: TorchFile) -> None:

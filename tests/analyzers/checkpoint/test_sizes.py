@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.checkpoint.check import check_checkpoint
-from perfscope.analyzers.checkpoint.plan import Optimizer, Precision, bytes_per_parameter
+from perfscope.analyzers.checkpoint.plan import SavedOptimizer, SavedPrecision, bytes_per_parameter
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.tables.checkpoint import Layout
 from tests.commands.report_cli import run
@@ -20,16 +20,16 @@ H200_PARAMETERS = 812_445_696
 @pytest.mark.parametrize(
     ("optimizer", "precision", "stage", "expected"),
     [
-        (Optimizer.ADAM, Precision.MIXED, 1, (2, 12)),
-        (Optimizer.ADAM, Precision.MIXED, 3, (0, 12)),
-        (Optimizer.ADAM, Precision.FP32, 0, (4, 8)),
-        (Optimizer.SGD_MOMENTUM, Precision.MIXED, 0, (2, 8)),
-        (Optimizer.ADAM_8BIT, Precision.MIXED, 0, (2, 6)),
-        (Optimizer.NONE, Precision.MIXED, 0, (2, 0)),
+        (SavedOptimizer.ADAM, SavedPrecision.MIXED, 1, (2, 12)),
+        (SavedOptimizer.ADAM, SavedPrecision.MIXED, 3, (0, 12)),
+        (SavedOptimizer.ADAM, SavedPrecision.FP32, 0, (4, 8)),
+        (SavedOptimizer.SGD_MOMENTUM, SavedPrecision.MIXED, 0, (2, 8)),
+        (SavedOptimizer.ADAM_8BIT, SavedPrecision.MIXED, 0, (2, 6)),
+        (SavedOptimizer.NONE, SavedPrecision.MIXED, 0, (2, 0)),
     ],
 )
 def test_bytes_of_a_parameter(
-    optimizer: Optimizer, precision: Precision, stage: int, expected: tuple[int, int]
+    optimizer: SavedOptimizer, precision: SavedPrecision, stage: int, expected: tuple[int, int]
 ) -> None:
     each = bytes_per_parameter(optimizer, precision, stage)
     assert (each.weights, each.optimizer) == expected

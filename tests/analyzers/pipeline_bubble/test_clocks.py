@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
 from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
-from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, PassesOfStep, RankPasses
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import PassOrder
 from perfscope.schedules.simulator import UniformTiming
@@ -25,7 +25,7 @@ def stage(host: str, ends_ms: list[float], duration_ms: float = 1) -> RankPasses
         (ALL_REDUCE, number): CollectiveRun(round(end * MS), round(duration_ms * MS))
         for number, end in enumerate(ends_ms)
     }
-    return RankPasses(None, None, host, (), None, None, True, (RankStep("1", (), (), runs),))
+    return RankPasses(None, None, host, (), None, None, True, (PassesOfStep("1", (), (), runs),))
 
 
 def work() -> tuple[PassOrder, UniformTiming]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.pipeline_bubble.decomposition import StageParts, decompose
-from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
+from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, PassesOfStep, Transfer
 from perfscope.schedules.operations import PassKind, PassOrder, single_block
 
 PLAN = PassOrder(
@@ -19,18 +19,18 @@ def measured(kind: PassKind, start: int, end: int, position: int, work: int | No
     return MeasuredPass(kind, 0, None, start, end, end - start if work is None else work, position, position)
 
 
-def stages(*, work: int | None = None, transfers: bool = True) -> list[RankStep]:
+def stages(*, work: int | None = None, transfers: bool = True) -> list[PassesOfStep]:
     """Each send takes 30 or 5; its receive ends 10 or 5 later, and the next pass begins another 5 later."""
     first = [Transfer(100, 130, 2, "send"), Transfer(110, 355, 3, "recv")]
     second = [Transfer(20, 140, 1, "recv"), Transfer(345, 350, 4, "send")]
     return [
-        RankStep(
+        PassesOfStep(
             "1",
             (measured(PassKind.FORWARD, 0, 100, 1, work), measured(PassKind.BACKWARD, 360, 460, 4)),
             tuple(first if transfers else ()),
             {},
         ),
-        RankStep(
+        PassesOfStep(
             "1",
             (measured(PassKind.FORWARD, 145, 245, 2), measured(PassKind.BACKWARD, 245, 345, 3)),
             tuple(second if transfers else ()),
@@ -39,7 +39,7 @@ def stages(*, work: int | None = None, transfers: bool = True) -> list[RankStep]
     ]
 
 
-def parts(steps: list[RankStep]) -> StageParts:
+def parts(steps: list[PassesOfStep]) -> StageParts:
     found = decompose(PLAN, steps)
     (first, second) = found.stages
     for stage in (first, second):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
-from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, PassesOfStep, RankPasses
 
 OFFSET_NS = 5_000_000
 SKEW_NS = 40_000
@@ -14,7 +14,7 @@ TRANSFER_NS = 500_000
 
 def stage(host: str, runs: list[CollectiveRun]) -> RankPasses:
     collectives = {("all_reduce", number): run for number, run in enumerate(runs)}
-    step = RankStep("ProfilerStep#1", (), (), collectives)
+    step = PassesOfStep("ProfilerStep#1", (), (), collectives)
     return RankPasses(0, 2, host, (), None, None, is_marked=False, steps=(step,))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind
-from perfscope.analyzers.whatif.job_graph import JobGraph, Operation, join_ranks
+from perfscope.analyzers.whatif.job_graph import JobGraph, JointOperation, join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
 from perfscope.sources.traces.reader import read_trace
@@ -50,7 +50,7 @@ def random_job(seed: int) -> tuple[JobGraph, JobTimes]:
         members = tuple(
             (rank, int(np.flatnonzero(graph.work == Work.COMMUNICATION)[number])) for rank, graph in enumerate(graphs)
         )
-        joined.append(Operation(GroupKey("0", "0,1"), OperationKind("all_reduce", "float", 4), members, 0))
+        joined.append(JointOperation(GroupKey("0", "0,1"), OperationKind("all_reduce", "float", 4), members, 0))
     offsets = column(source.randrange(-50, 50) if rank else 0 for rank in range(size))
     job = JobGraph(tuple(graphs), offsets, tuple(joined), ())
     ranks = tuple(_random_times(source, graph) for graph in graphs)

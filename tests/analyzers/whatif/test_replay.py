@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.whatif.critical_path import find_critical_path
 from perfscope.analyzers.whatif.job_graph import JobGraph
-from perfscope.analyzers.whatif.replay import Replay, measured_ends, measured_times, span_of_steps
+from perfscope.analyzers.whatif.replay import JobReplay, measured_ends, measured_times, span_of_steps
 from perfscope.errors import MissingInput
 from tests.analyzers.whatif.jobs import random_job, real_job, replay_slowly
 
@@ -31,7 +31,7 @@ REAL = {
 @given(st.integers(0, 10**9))
 def test_runs_of_events_give_what_the_definitions_give(seed: int) -> None:
     job, times = random_job(seed)
-    replayed = Replay(job).run(times)
+    replayed = JobReplay(job).run(times)
     event_ends, call_starts = replay_slowly(job, times)
     assert [ends.tolist() for ends in replayed.end_ns] == event_ends
     assert [starts.tolist() for starts in replayed.call_start_ns] == call_starts
@@ -41,7 +41,7 @@ def test_runs_of_events_give_what_the_definitions_give(seed: int) -> None:
 @given(st.integers(0, 10**9))
 def test_the_critical_path_adds_up_to_the_steps(seed: int) -> None:
     job, times = random_job(seed)
-    replayed = Replay(job).run(times)
+    replayed = JobReplay(job).run(times)
     span = span_of_steps(job, replayed.end_ns)
     if span.end_ns > span.start_ns:
         parts = find_critical_path(job, times, replayed, span)
@@ -56,7 +56,7 @@ def test_a_longer_event_makes_nothing_end_earlier(seed: int, event: int) -> None
     longer_ns = times.ranks[0].event_ns.copy()
     longer_ns[event % len(longer_ns)] += 7
     longer = times.with_ranks([replace(times.ranks[0], event_ns=longer_ns), *times.ranks[1:]])
-    replay = Replay(job)
+    replay = JobReplay(job)
     for before, after in zip(replay.run(times).end_ns, replay.run(longer).end_ns, strict=True):
         assert (after >= before).all()
 
@@ -64,7 +64,7 @@ def test_a_longer_event_makes_nothing_end_earlier(seed: int, event: int) -> None
 @pytest.mark.parametrize("folder", REAL)
 def test_measured_durations_give_the_measured_step_back(folder: str) -> None:
     job = real_job(folder)
-    replayed = Replay(job).run(measured_times(job))
+    replayed = JobReplay(job).run(measured_times(job))
     measured = span_of_steps(job, measured_ends(job)).step_ns
     assert span_of_steps(job, replayed.end_ns).step_ns == pytest.approx(measured, rel=REAL[folder])
 
@@ -73,7 +73,7 @@ def test_the_critical_path_names_what_a_job_is_bound_by() -> None:
     for folder, cause in (("whatif/base", "compute"), ("whatif/fsdp2", "host")):
         job = real_job(folder)
         times = measured_times(job)
-        replayed = Replay(job).run(times)
+        replayed = JobReplay(job).run(times)
         times_of: Counter[str] = Counter()
         for part in find_critical_path(job, times, replayed, span_of_steps(job, replayed.end_ns)):
             times_of[part.cause] += part.time_ns
@@ -92,4 +92,4 @@ def test_operations_that_wait_for_each_other_in_a_circle_are_refused() -> None:
         replace(second, members=(second.members[0], first.members[1], *second.members[2:])),
     )
     with pytest.raises(MissingInput, match="circle"):
-        Replay(JobGraph(job.ranks, job.offset_ns, (*crossed, *others), ()))
+        JobReplay(JobGraph(job.ranks, job.offset_ns, (*crossed, *others), ()))

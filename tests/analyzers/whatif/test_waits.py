@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.whatif.job_graph import join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
-from perfscope.analyzers.whatif.replay import Replay, measured_ends, measured_times, span_of_steps
+from perfscope.analyzers.whatif.replay import JobReplay, measured_ends, measured_times, span_of_steps
 from perfscope.sources.traces.reader import read_trace
 from tests.sources.traces.making import Event, call, kernel, step, write
 
@@ -35,7 +35,7 @@ def test_a_copy_that_another_thread_overtook_is_waited_for_by_no_later_call(tmp_
     graph = graph_of(tmp_path, events)
     assert not len(graph.host_call)
     job = join_ranks([graph])
-    replayed = Replay(job).run(measured_times(job))
+    replayed = JobReplay(job).run(measured_times(job))
     assert span_of_steps(job, replayed.end_ns).step_ns == span_of_steps(job, measured_ends(job)).step_ns
 
 
@@ -56,4 +56,4 @@ def test_any_order_of_threads_can_be_replayed(tmp_path: Path, seed: int) -> None
         if source.random() < 0.3:
             events.append(call("cudaStreamSynchronize", begin * US + 1, (end + 3) * US, launch=1000 + number))
     job = join_ranks([graph_of(tmp_path, events)])
-    assert Replay(job).run(measured_times(job)).end_ns
+    assert JobReplay(job).run(measured_times(job)).end_ns

@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.errors import SourceError
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
-from perfscope.sources.checkpoints.partition import Identity, find_units, parse_identity
+from perfscope.sources.checkpoints.partition import CheckpointName, find_units, parse_identity
 from tests.commands.report_cli import run
 from tests.sources.checkpoints.checkpoint_files import write_safetensors
 
@@ -37,7 +37,7 @@ IDENTITIES = {
 
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_a_name_says_the_step_the_epoch_and_the_series(name: str) -> None:
-    assert parse_identity(name) == Identity(*IDENTITIES[name])
+    assert parse_identity(name) == CheckpointName(*IDENTITIES[name])
 
 
 DCP_FILES = (".metadata", "__0_0.distcp")
