@@ -35,7 +35,7 @@ class Overrides(msgspec.Struct, frozen=True):
     warmup: int | None = None
 
 
-class Layout(Figures, frozen=True):
+class LoggedLayout(Figures, frozen=True):
     """The layout of a run: what is stated, and what follows from it by division without remainder."""
 
     nodes: Annotated[int | None, Doc("Hosts.")] = None
@@ -54,7 +54,7 @@ class TrainingSetup(Figures, frozen=True):
 
     INLINE = ("layout",)
 
-    layout: Layout
+    layout: LoggedLayout
     parameters: Annotated[int | None, Doc("Size of the model.")]
     parameters_source: Annotated[str | None, Doc("Where the size comes from.")]
     gpus: Annotated[int | None, Doc("GPUs of the job.")]
@@ -150,8 +150,8 @@ def _gpus(log: JobLog) -> int | None:
     return log.number("gpus") or product or None
 
 
-def _layout(log: JobLog, gpus: int | None, samples: int | None) -> Layout:
-    sizes = {name: value for name in Layout.__struct_fields__ if (value := log.number(name)) is not None}
+def _layout(log: JobLog, gpus: int | None, samples: int | None) -> LoggedLayout:
+    sizes = {name: value for name in LoggedLayout.__struct_fields__ if (value := log.number(name)) is not None}
     tensor, pipeline, context = sizes.get("tp"), sizes.get("pp"), sizes.get("cp", 1)
     if "dp" not in sizes and gpus and tensor and pipeline:
         _divide(sizes, "dp", gpus, tensor * pipeline * context)
@@ -163,7 +163,7 @@ def _layout(log: JobLog, gpus: int | None, samples: int | None) -> Layout:
         _divide(sizes, "gas", samples, micro * replicas)
     if pipeline is None and gpus and tensor and replicas:
         _divide(sizes, "pp", gpus, tensor * replicas * context)
-    return Layout(**sizes)
+    return LoggedLayout(**sizes)
 
 
 def _divide(sizes: dict[str, int], name: str, total: int, divisor: int) -> None:

@@ -27,7 +27,7 @@ class LeftOut(Figures, frozen=True):
     save: Annotated[int, Doc("Because their time contains a checkpoint save.")]
 
 
-class StepTimes(Figures, frozen=True):
+class LoggedStepTimes(Figures, frozen=True):
     """The time of an iteration; each figure is null without a record."""
 
     used_records: Annotated[int, Doc("Records that the figures are over.")]
@@ -69,7 +69,7 @@ def warmup_records(rows: Iterations, warmup: int | None) -> Bool:
     return before <= 0
 
 
-def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
+def measure_step_times(log: JobLog, warmup: int | None) -> LoggedStepTimes:
     """Summarize the times of a log."""
     rows = log.iterations
     used = steady_records(rows, warmup)
@@ -77,7 +77,7 @@ def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
     values = count_values(np.ma.getdata(rows.wall_ns)[used] / NS_PER_S)
     left_out = ~used & ~warm
     timed = rows.wall_ns.compressed()
-    return StepTimes(
+    return LoggedStepTimes(
         used_records=values.n,
         median_s=values.median(),
         p95_s=values.quantile(0.95),

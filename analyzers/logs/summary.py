@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.logs.flags import find_flags
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, determine_setup
-from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records, warmup_records
+from perfscope.analyzers.logs.step_times import LoggedStepTimes, measure_step_times, steady_records, warmup_records
 from perfscope.analyzers.shared.statistics import median
 from perfscope.constants import NS_PER_MS, NS_PER_S, TERA
 from perfscope.models.conventions import bigscience
@@ -42,7 +42,7 @@ class Logged(Figures, frozen=True):
     tflops_per_gpu: Annotated[float | None, Doc("TFLOPs per GPU, in the log's own convention.")]
 
 
-class DeviceMemory(Figures, frozen=True):
+class LoggedMemory(Figures, frozen=True):
     """Device memory, the largest that any rank reports."""
 
     peak_allocated_bytes: Annotated[int | None, Doc("Peak allocated by tensors.")]
@@ -75,7 +75,7 @@ class LogSummary(Result, frozen=True, kw_only=True):
     INLINE = ("times", "setup")
 
     log: JobLog
-    times: StepTimes
+    times: LoggedStepTimes
     setup: TrainingSetup
     path: Annotated[str, Doc("The file.")]
     framework: Annotated[str | None, Doc("What wrote it.")]
@@ -103,7 +103,7 @@ class LogSummary(Result, frozen=True, kw_only=True):
     loss_scale: Annotated[FirstAndLast | None, Doc("Loss scale.")]
     skipped_iterations: Annotated[int, Doc("Iterations whose update was skipped.")]
     nan_iterations: Annotated[int, Doc("Iterations with a NaN.")]
-    memory: Annotated[DeviceMemory, Doc("Device memory.")]
+    memory: Annotated[LoggedMemory, Doc("Device memory.")]
     oom: Annotated[str | None, Doc("What ran out of memory: `device` or `host`.")]
     checkpoints: Annotated[tuple[LoggedSave, ...], Doc("Checkpoint saves.")]
     timers_ms: Annotated[Mapping[str, LoggedTimer], Doc("Parts of an iteration.")]
@@ -189,7 +189,7 @@ class TrainingLogs(Result, frozen=True):
     def sections(self) -> tuple[Section, ...]:
         """Speed and set-up; memory, saves and flags of the logs that have some."""
         parts = [self.SPEED.section(self.logs, self._notes()), self.SETUP.section(self.logs)]
-        memory = [log for log in self.logs if log.oom or log.memory != DeviceMemory(None, None, None, None)]
+        memory = [log for log in self.logs if log.oom or log.memory != LoggedMemory(None, None, None, None)]
         saves = [(log.path, save) for log in self.logs for save in log.checkpoints]
         flags = tuple(f"{log.path}: {flag}" for log in self.logs for flag in log.flags)
         parts += [self.MEMORY.section(memory)] if memory else []
@@ -260,7 +260,7 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
         loss_scale=_first_and_last(rows.loss_scale.compressed()),
         skipped_iterations=max(int(rows.skipped.sum()), log.number("skipped_total") or 0),
         nan_iterations=int(rows.nan.sum()),
-        memory=DeviceMemory(memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes),
+        memory=LoggedMemory(memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes),
         oom=log.out_of_memory,
         checkpoints=tuple(
             LoggedSave(
@@ -297,7 +297,7 @@ def _first_and_last(values: npt.NDArray[np.float64]) -> FirstAndLast | None:
     return FirstAndLast(float(values[0]), float(values[-1])) if len(values) else None
 
 
-def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float | None:
+def _samples_per_s(log: JobLog, setup: TrainingSetup, times: LoggedStepTimes) -> float | None:
     """Samples a second: batch over median time, or all samples over all time where the batch grew."""
     rows = log.iterations
     used = steady_records(rows, None) & ~np.ma.getmaskarray(rows.samples)
@@ -324,7 +324,7 @@ def _steady_median(log: JobLog, figures: MaskedFloat64) -> float | None:
     return median(figures[steady if steady.any() else settled if settled.any() else ~settled])
 
 
-def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
+def _tflops(setup: TrainingSetup, times: LoggedStepTimes) -> float | None:
     if times.median_s is None or setup.checkpointing is None:
         return None
     if setup.parameters is None or setup.gbs is None or setup.gpus is None or setup.seq_len is None:
@@ -333,7 +333,7 @@ def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
     return operations / (round(times.median_s * NS_PER_S) / NS_PER_S) / setup.gpus / TERA
 
 
-def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
+def _status(log: JobLog, times: LoggedStepTimes) -> tuple[str, str | None]:
     if len(log.iterations) or log.mixture is not None:
         no_time = "the log does not state the time of an iteration" if times.mean_all_s is None else None
         mixed = None if log.mixture is None else f"{log.mixture}: no figure is of one job"

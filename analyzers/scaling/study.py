@@ -40,7 +40,7 @@ class ScalingKind(StrEnum):
     STRONG = "strong"
 
 
-class Setup(NamedTuple):
+class StudySetup(NamedTuple):
     """What runs of a series have in common; None is unknown."""
 
     model: str
@@ -49,7 +49,7 @@ class Setup(NamedTuple):
     zero_stage: int | None
 
     @classmethod
-    def of(cls, run: ScalingRun) -> Setup:
+    def of(cls, run: ScalingRun) -> StudySetup:
         """The set-up of a run."""
         return cls(run.model, run.precision, run.seq_len, run.zero_stage)
 
@@ -77,10 +77,10 @@ class Point(Figures, frozen=True):
     efficiency: Annotated[float, Doc("Median per GPU over the baseline's median per GPU.")]
 
 
-class Series(Figures, frozen=True):
+class ScalingSeries(Figures, frozen=True):
     """One set-up over several numbers of GPUs."""
 
-    setup: Setup
+    setup: StudySetup
     kind: Annotated[ScalingKind, Doc("`weak` or `strong`.")]
     model: Annotated[str, Doc("The trained model.")]
     precision: Annotated[str | None, Doc("Precision.")]
@@ -163,9 +163,9 @@ class Scaling(Result, frozen=True, kw_only=True):
         Mapping[str, Mapping[str, Speed]],
         Doc("By a protocol: every configuration under its model, with the keys of DLPerf's scripts."),
     ]
-    series: Annotated[tuple[Series, ...], Doc("Series, weak scaling first.")]
-    weak: Annotated[tuple[Series, ...], Doc("Those of weak scaling.")]
-    strong: Annotated[tuple[Series, ...], Doc("Those of strong scaling.")]
+    series: Annotated[tuple[ScalingSeries, ...], Doc("Series, weak scaling first.")]
+    weak: Annotated[tuple[ScalingSeries, ...], Doc("Those of weak scaling.")]
+    strong: Annotated[tuple[ScalingSeries, ...], Doc("Those of strong scaling.")]
     runs: Annotated[tuple[RunOfStudy, ...], Doc("All runs.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
 
@@ -253,16 +253,16 @@ def _describe_run(run: ScalingRun) -> RunOfStudy:
     )
 
 
-def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence[int]) -> Iterator[Series]:
-    groups: dict[tuple[Setup, float | None], list[ScalingRun]] = {}
+def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence[int]) -> Iterator[ScalingSeries]:
+    groups: dict[tuple[StudySetup, float | None], list[ScalingRun]] = {}
     for run in runs:
         if run.samples_per_s is not None and (run.batch is not None or kind is ScalingKind.WEAK):
-            groups.setdefault((Setup.of(run), _constant_batch(run, kind)), []).append(run)
+            groups.setdefault((StudySetup.of(run), _constant_batch(run, kind)), []).append(run)
     for (setup, constant), members in groups.items():
         if len({run.cluster.gpus for run in members}) > 1:
             points = tuple(_average_runs(members))
             fits = fit_laws([Configuration(point.gpus, point.speeds, point.nodes) for point in points], predict)
-            yield Series(setup, kind, *setup, constant, points[0].case, points, {fit.law: fit for fit in fits})
+            yield ScalingSeries(setup, kind, *setup, constant, points[0].case, points, {fit.law: fit for fit in fits})
 
 
 def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
@@ -295,7 +295,7 @@ def _average_runs(runs: Sequence[ScalingRun]) -> Iterator[Point]:
         )
 
 
-def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator[str]:
+def _notes(runs: Sequence[ScalingRun], all_series: Sequence[ScalingSeries]) -> Iterator[str]:
     for series in all_series:
         if series.points[0].gpus > 1:
             yield f"{series.title}: the baseline of speed-up and efficiency is {series.baseline}, not one GPU"
@@ -312,7 +312,7 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator
         yield from (f"{run.path}: {note}" for note in run.notes)
         if run.samples_per_s is None:
             yield f"{run.path}: no throughput{' (out of memory)' if run.out_of_memory else ''}, so no point"
-    setups = {Setup.of(run) for run in runs}
+    setups = {StudySetup.of(run) for run in runs}
     if len(setups) > 1:
         yield f"{len(setups)} set-ups differ in model, precision, sequence length or ZeRO stage and are not mixed"
     in_series = {(each.setup, each.kind, each.constant_batch) for each in all_series}
@@ -320,7 +320,7 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator
         run.path
         for run in runs
         if run.samples_per_s is not None
-        and not any((Setup.of(run), kind, _constant_batch(run, kind)) in in_series for kind in ScalingKind)
+        and not any((StudySetup.of(run), kind, _constant_batch(run, kind)) in in_series for kind in ScalingKind)
     ]
     if unmatched:
         yield (
@@ -329,7 +329,7 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator
         )
 
 
-def _list_marks(all_series: Sequence[Series]) -> Iterator[Line | Dots]:
+def _list_marks(all_series: Sequence[ScalingSeries]) -> Iterator[Line | Dots]:
     """Measured medians, the ideal line from the baseline, and every law up to the largest prediction."""
     for index, series in enumerate(all_series):
         baseline = series.points[0]

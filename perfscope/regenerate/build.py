@@ -23,7 +23,7 @@ _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ReportBlock:
     """One generated block.
 
     Attributes:
@@ -44,7 +44,7 @@ class Block:
     content: str
 
 
-def find_blocks(path: Path, text: str) -> Iterator[Block]:
+def find_blocks(path: Path, text: str) -> Iterator[ReportBlock]:
     """The blocks of a markdown file; markers in code are text.
 
     Raises:
@@ -81,7 +81,9 @@ def _unopened(path: Path, line: int) -> SourceError:
     return SourceError(path, f"line {line}: a block ends that did not begin")
 
 
-def _parse_block(path: Path, text: str, line: int, marks: tuple[re.Match[str], re.Match[str]], level: int) -> Block:
+def _parse_block(
+    path: Path, text: str, line: int, marks: tuple[re.Match[str], re.Match[str]], level: int
+) -> ReportBlock:
     begin, end = marks[0].end(), marks[1].start()
     command, _, selection = marks[0]["command"].partition("::")
     try:
@@ -91,7 +93,7 @@ def _parse_block(path: Path, text: str, line: int, marks: tuple[re.Match[str], r
     if not words:
         raise SourceError(path, f"line {line}: the block names no command")
     sections = tuple(title.strip() for title in selection.split(";") if title.strip())
-    return Block(line, begin, end, words, sections, level, text[begin:end])
+    return ReportBlock(line, begin, end, words, sections, level, text[begin:end])
 
 
 _SHOWN_LINES = 8
@@ -139,7 +141,7 @@ class BuiltBlock:
         content: The content built from the raw files.
     """
 
-    block: Block
+    block: ReportBlock
     command: str
     content: str
 
@@ -217,7 +219,7 @@ def write_pages(pages: Sequence[BuiltPage]) -> None:
             replace_file(built.path, text.encode("utf-8", "surrogateescape"))
 
 
-def _build_block(path: Path, block: Block, answer: Answer) -> BuiltBlock:
+def _build_block(path: Path, block: ReportBlock, answer: Answer) -> BuiltBlock:
     try:
         folder, paths = _find_sources(path.parent.resolve(), block.words)
         text = _render(answer(block.words, folder), block)
@@ -231,7 +233,7 @@ def _build_block(path: Path, block: Block, answer: Answer) -> BuiltBlock:
     return BuiltBlock(block, command, f"\n{text}\n_{origin}_\n\n")
 
 
-def _render(report: Report, block: Block) -> str:
+def _render(report: Report, block: ReportBlock) -> str:
     """The report, or the sections that the block selects, one level below the heading above the block."""
     if block.sections:
         return render_sections(report.select(block.sections), block.level + 2)

@@ -9,16 +9,16 @@ from pathlib import Path
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.regenerate.published.check import (
+    CellVerdict,
     CheckedCell,
     CheckedTables,
     Contradiction,
-    Verdict,
     check_tables,
     find_contradictions,
     leave_conventions,
 )
 from perfscope.report import Column, Json, Report, Section
-from perfscope.sources.published.markdown import Document
+from perfscope.sources.published.markdown import MarkdownDocument
 from perfscope.sources.published.tables import PublishedFile, read_published
 from perfscope.tables.published import Constant, Quantity
 from perfscope.units import format_count
@@ -36,7 +36,7 @@ class CheckedFile:
     """
 
     file: PublishedFile
-    document: Document
+    document: MarkdownDocument
     tables: CheckedTables
     contradictions: tuple[Contradiction, ...]
 
@@ -79,13 +79,13 @@ def write_cells(path: Path, checked: CheckedFile) -> None:
         replace_file(path, content.encode("utf-8", "surrogateescape"))
 
 
-def replace_cells(document: Document, cells: Sequence[CheckedCell]) -> str:
+def replace_cells(document: MarkdownDocument, cells: Sequence[CheckedCell]) -> str:
     """The document's text with the recomputed digits instead of the published ones; an empty cell keeps its width."""
     lines = list(document.lines)
     for cell in sorted(cells, key=lambda cell: (cell.span.line, cell.span.start), reverse=True):
         line = lines[cell.span.line - 1]
         width = cell.span.end - cell.span.start
-        text = cell.text.rjust(width) if cell.verdict is Verdict.MISSING else cell.text
+        text = cell.text.rjust(width) if cell.verdict is CellVerdict.MISSING else cell.text
         lines[cell.span.line - 1] = line[: cell.span.start] + text + line[cell.span.end :]
     return "".join(lines)
 
@@ -100,7 +100,7 @@ _VERDICTS_EXPLAINED = (
 def to_report(checked: CheckedFile, *, written: bool) -> Report:
     """The neutral document; ``written`` says whether the recomputed cells replaced the published ones."""
     file, tables = checked.file, checked.tables
-    counts = {str(verdict): sum(cell.verdict is verdict for cell in tables.cells) for verdict in Verdict}
+    counts = {str(verdict): sum(cell.verdict is verdict for cell in tables.cells) for verdict in CellVerdict}
     data: dict[str, Json] = {
         "schema": "perfscope/refresh/1",
         "file": file.path,

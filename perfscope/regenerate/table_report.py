@@ -20,7 +20,7 @@ from perfscope.regenerate.published.derived import NotComputable, find_baselines
 from perfscope.regenerate.refresh import cell_data
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.sources.published.tables import read_published
-from perfscope.tables.published import Constant, PublishedTable, Quantity, Row
+from perfscope.tables.published import Constant, PublishedRow, PublishedTable, Quantity
 from perfscope.units import format_count
 
 
@@ -138,7 +138,9 @@ def _notes(checked: CheckedTables, table: PublishedTable, lines: set[int]) -> tu
     return (*stated, *assumed, *unknown, *table.notes)
 
 
-def _compute_added(table: PublishedTable, row: Row, baseline: Row | None, column: AddedColumn) -> str | None:
+def _compute_added(
+    table: PublishedTable, row: PublishedRow, baseline: PublishedRow | None, column: AddedColumn
+) -> str | None:
     """An added cell as text, so that its digits are exact; None if it cannot be computed."""
     try:
         value = recompute(table, row, column.quantity, baseline, None).value

@@ -158,7 +158,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PeakMemory:
     """Device memory, the largest that any rank reports.
 
     Attributes:
@@ -231,7 +231,7 @@ class JobLog:
     tflops_label: str | None
     saves: tuple[Save, ...]
     timers: tuple[Timer, ...]
-    memory: Memory
+    memory: PeakMemory
     out_of_memory: str | None
     names_run: bool
     ended: str | None

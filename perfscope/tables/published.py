@@ -55,7 +55,7 @@ DERIVED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A range of characters in a file: the line from 1, and offsets in it from 0."""
 
     line: int
@@ -64,7 +64,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PrintedFigure:
     """One printed number.
 
     Attributes:
@@ -79,7 +79,7 @@ class Figure:
     unit: Fraction
     decimals: int
     text: str
-    span: Span
+    span: TextSpan
 
     @property
     def last_place(self) -> Fraction:
@@ -95,7 +95,7 @@ class ChangeKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StatedChange:
     """A change that a cell states beside its value, as in ``14199(↓7.7%)``.
 
     Attributes:
@@ -108,11 +108,11 @@ class Change:
     column: int
     kind: ChangeKind
     sign: int
-    figure: Figure
+    figure: PrintedFigure
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """One row of a published table.
 
     Attributes:
@@ -132,10 +132,10 @@ class Row:
     cells: tuple[str, ...]
     label: str
     group: tuple[str, ...]
-    figures: Mapping[Quantity, Figure]
-    blanks: Mapping[Quantity, Span]
-    numbers: tuple[Figure | None, ...]
-    changes: tuple[Change, ...]
+    figures: Mapping[Quantity, PrintedFigure]
+    blanks: Mapping[Quantity, TextSpan]
+    numbers: tuple[PrintedFigure | None, ...]
+    changes: tuple[StatedChange, ...]
     absent: Mapping[Quantity, str]
     problems: Mapping[Quantity, str]
 
@@ -167,7 +167,7 @@ class PublishedTable:
     line: int
     headings: tuple[str, ...]
     columns: Mapping[Quantity, int]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     constants: Mapping[Quantity, Constant]
     ambiguous: Mapping[Quantity, str]
     notes: tuple[str, ...]

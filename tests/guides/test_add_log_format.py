@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts
 from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "toy's step time"
@@ -38,12 +38,12 @@ def _close(state: _State) -> None:
     state.log.set_fact("train_iterations", state.steps, "records")
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="toy",
     state=_State,
     rules=(
-        Rule(b"toy: batch", rb"toy: batch (\\d+)", counts("gbs")),
-        Rule(
+        LineRule(b"toy: batch", rb"toy: batch (\\d+)", counts("gbs")),
+        LineRule(
             b"toy: step",
             rb"toy: step (?P<step>\\d+) took (?P<seconds>\\S+) s, loss (?P<loss>\\S+)",
             _on_step,

@@ -32,14 +32,14 @@ from perfscope.regenerate.published.derived import (
 )
 from perfscope.tables.published import (
     DERIVED,
-    Change,
     ChangeKind,
     Constant,
-    Figure,
+    PrintedFigure,
+    PublishedRow,
     PublishedTable,
     Quantity,
-    Row,
-    Span,
+    StatedChange,
+    TextSpan,
 )
 
 _Q = Quantity
@@ -66,7 +66,7 @@ _SHORT = {
 }
 
 
-class Verdict(StrEnum):
+class CellVerdict(StrEnum):
     """How a published figure compares with the recomputed one."""
 
     ROUNDED = "rounded"
@@ -104,13 +104,13 @@ class CheckedCell:
     published: str
     recomputed: Fraction
     text: str
-    verdict: Verdict
-    span: Span
+    verdict: CellVerdict
+    span: TextSpan
 
     @property
     def agrees(self) -> bool:
         """Whether the cell follows from its row, or may follow from it by another convention."""
-        return self.verdict in (Verdict.ROUNDED, Verdict.CONVENTION)
+        return self.verdict in (CellVerdict.ROUNDED, CellVerdict.CONVENTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class CheckedTables:
     @property
     def unfounded(self) -> tuple[CheckedCell, ...]:
         """The differences that no input before it was rounded can explain: what such an input gives may be right."""
-        return tuple(cell for cell in self.differences if cell.verdict is not Verdict.FROM_UNROUNDED)
+        return tuple(cell for cell in self.differences if cell.verdict is not CellVerdict.FROM_UNROUNDED)
 
 
 def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
@@ -213,7 +213,7 @@ def leave_conventions(checked: CheckedTables) -> CheckedTables:
                 "they may be relative to something that the table does not show; they are left as they are"
             )
     judged = tuple(
-        replace(cell, verdict=Verdict.CONVENTION) if (cell.line, cell.span.start) in left else cell
+        replace(cell, verdict=CellVerdict.CONVENTION) if (cell.line, cell.span.start) in left else cell
         for cell in checked.cells
     )
     return replace(checked, cells=judged, conventions=tuple(described))
@@ -221,7 +221,7 @@ def leave_conventions(checked: CheckedTables) -> CheckedTables:
 
 def _others(cells: Sequence[CheckedCell]) -> list[CheckedCell]:
     """The wrong cells of a column that follow another definition."""
-    wrong = [cell for cell in cells if cell.verdict is Verdict.WRONG and cell.recomputed]
+    wrong = [cell for cell in cells if cell.verdict is CellVerdict.WRONG and cell.recomputed]
     if cells[0].quantity in (_Q.SPEEDUP, _Q.EFFICIENCY):
         return [cell for cell in wrong if not 1 / _FAR <= _ratio(cell) <= _FAR]
     return wrong if cells[0].quantity == _Q.TFLOPS and len(wrong) >= _SHARE_DIFFERENT * len(cells) else []
@@ -241,7 +241,7 @@ def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[Check
 
 
 def _check_cell(
-    table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, peak: Fraction | None
+    table: PublishedTable, row: PublishedRow, quantity: Quantity, baseline: PublishedRow | None, peak: Fraction | None
 ) -> CheckedCell | Uncheckable | None:
     """Check one cell; None if it has no figure and needs none, as in a row with OOM."""
     published = row.figures.get(quantity)
@@ -256,25 +256,25 @@ def _check_cell(
     if published is not None:
         printed = exact.over(exact_interval(published.unit))
         verdict = judge(published, printed)
-        if verdict is Verdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
-            verdict = Verdict.FROM_UNROUNDED
+        if verdict is CellVerdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
+            verdict = CellVerdict.FROM_UNROUNDED
         return _make_cell(table, row, column, published, str(quantity), printed.value, verdict)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
-        empty = Figure(exact.value, Fraction(1), decimals, "", blank)
-        return _make_cell(table, row, column, empty, str(quantity), exact.value, Verdict.MISSING)
+        empty = PrintedFigure(exact.value, Fraction(1), decimals, "", blank)
+        return _make_cell(table, row, column, empty, str(quantity), exact.value, CellVerdict.MISSING)
     reason = row.absent.get(quantity) or row.problems.get(quantity, "")
     return Uncheckable(row.line, row.label, table.headings[column], reason)
 
 
 def _make_cell(
     table: PublishedTable,
-    row: Row,
+    row: PublishedRow,
     column: int,
-    published: Figure,
+    published: PrintedFigure,
     quantity: str,
     value: Fraction,
-    verdict: Verdict,
+    verdict: CellVerdict,
 ) -> CheckedCell:
     """A cell with its exact value in the unit of the printed digits."""
     return CheckedCell(
@@ -292,7 +292,7 @@ def _make_cell(
     )
 
 
-def _is_of_printed_speedup(table: PublishedTable, row: Row, baseline: Row | None) -> bool:
+def _is_of_printed_speedup(table: PublishedTable, row: PublishedRow, baseline: PublishedRow | None) -> bool:
     """Whether the efficiency is that of the speed-up as printed, which itself follows from its table."""
     speedup, efficiency = row.figures.get(_Q.SPEEDUP), row.figures[_Q.EFFICIENCY]
     if speedup is None or baseline is None:
@@ -303,7 +303,7 @@ def _is_of_printed_speedup(table: PublishedTable, row: Row, baseline: Row | None
     except NotComputable:
         return False
     printed = exact_interval(speedup.number * ratio / efficiency.unit)
-    return judge(speedup, exact) is not Verdict.WRONG and judge(efficiency, printed) is Verdict.ROUNDED
+    return judge(speedup, exact) is not CellVerdict.WRONG and judge(efficiency, printed) is CellVerdict.ROUNDED
 
 
 def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:
@@ -311,7 +311,7 @@ def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:
     return max(set(printed), key=printed.count) if printed else 1
 
 
-def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
+def _check_change(table: PublishedTable, index: int, change: StatedChange) -> CheckedCell | Uncheckable:
     """A change is against the nearest row above that states none of its own; one that is far off is of another."""
     row, column = table.rows[index], change.column
     value, old = row.numbers[column], None
@@ -325,15 +325,15 @@ def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedC
     difference = value.number - old.number
     is_percent = change.kind is ChangeKind.PERCENT
     printed = _percent_change(value, old) if is_percent else exact_interval(abs(difference))
-    verdict = Verdict.WRONG if change.sign * difference < 0 else judge(change.figure, printed)
+    verdict = CellVerdict.WRONG if change.sign * difference < 0 else judge(change.figure, printed)
     is_near = abs(change.figure.number / change.figure.unit - printed.value) <= _NEAR * printed.value
-    if verdict is Verdict.WRONG and not is_near:
+    if verdict is CellVerdict.WRONG and not is_near:
         return Uncheckable(row.line, row.label, table.headings[column], "it is of something else")
     name = "change in %" if is_percent else "change"
     return _make_cell(table, row, column, change.figure, name, printed.value, verdict)
 
 
-def _percent_change(value: Figure, reference: Figure) -> Interval:
+def _percent_change(value: PrintedFigure, reference: PrintedFigure) -> Interval:
     ratio = measured_interval(value).over(measured_interval(reference))
     bounds = []
     for low, high in ratio.bounds:
@@ -356,7 +356,7 @@ def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int
     return tuple(assumed)
 
 
-def _contradictions(row: Row, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
+def _contradictions(row: PublishedRow, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
     """Say which columns of a row cannot all be right."""
     values = {quantity: figure.number for quantity, figure in row.figures.items()}
     texts = {
@@ -378,18 +378,18 @@ def _contradictions(row: Row, constants: Mapping[Quantity, Constant]) -> Iterato
             yield f"{texts[total]} is not a multiple of {written} = {value}"
 
 
-def judge(published: Figure, printed: Interval) -> Verdict:
+def judge(published: PrintedFigure, printed: Interval) -> CellVerdict:
     """Compare a published figure with the computed value, both in the unit of the printed digits."""
     stated = published.number / published.unit
     last_place = Fraction(1, 10**published.decimals)
     half = last_place / 2
     if abs(printed.value - stated) <= half:
-        return Verdict.ROUNDED
+        return CellVerdict.ROUNDED
     if stated <= printed.value < stated + last_place:
-        return Verdict.TRUNCATED
+        return CellVerdict.TRUNCATED
     if any(low <= stated + half and high >= stated - half for low, high in printed.bounds):
-        return Verdict.FROM_UNROUNDED
-    return Verdict.WRONG
+        return CellVerdict.FROM_UNROUNDED
+    return CellVerdict.WRONG
 
 
 def format_rounded(value: Fraction, decimals: int) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from perfscope.analyzers.checkpoint.plan import bytes_per_parameter
 from perfscope.constants import GIGA, KILO, TERA
-from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
+from perfscope.tables.published import Constant, PrintedFigure, PublishedRow, PublishedTable, Quantity
 
 #: One multiplication and one addition per parameter and token: see perfscope.models.conventions.bigscience.
 _OPERATIONS_PER_PASS = 2
@@ -50,7 +50,7 @@ def exact_interval(value: Fraction) -> Interval:
     return Interval(value, ((value, value),) * 2)
 
 
-def measured_interval(figure: Figure) -> Interval:
+def measured_interval(figure: PrintedFigure) -> Interval:
     """The interval of a measured figure, by its printed digits."""
     number, digit = figure.number, figure.last_place
     low = number - digit / 2
@@ -58,7 +58,7 @@ def measured_interval(figure: Figure) -> Interval:
 
 
 def recompute(
-    table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, peak: Fraction | None
+    table: PublishedTable, row: PublishedRow, quantity: Quantity, baseline: PublishedRow | None, peak: Fraction | None
 ) -> Interval:
     """Compute a derived quantity of a row, in its base unit.
 
@@ -81,7 +81,7 @@ def recompute(
     return _speedup(row, baseline).over(gpu_ratio)
 
 
-def find_constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: Constant) -> Constant:
+def find_constant(table: PublishedTable, row: PublishedRow, quantity: Quantity, assumed: Constant) -> Constant:
     """A constant of a row: from its column, else from an option or the text, else assumed.
 
     Raises:
@@ -97,7 +97,7 @@ def find_constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: 
     return assumed
 
 
-def tflops(table: PublishedTable, row: Row) -> Interval:
+def tflops(table: PublishedTable, row: PublishedRow) -> Interval:
     """TFLOPs per GPU by the BigScience convention."""
     parameters = _parameters(table, row)
     passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES)
@@ -116,13 +116,13 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
     return exact_interval(Fraction(operations, TERA)).times(tokens).over(gpus)
 
 
-def _parameters(table: PublishedTable, row: Row) -> int:
+def _parameters(table: PublishedTable, row: PublishedRow) -> int:
     if _Q.PARAMETERS not in table.columns:
         return _stated(table, _Q.PARAMETERS)
     return int(_require(row, _Q.PARAMETERS).number)
 
 
-def _global_batch_or_stated(table: PublishedTable, row: Row) -> Fraction:
+def _global_batch_or_stated(table: PublishedTable, row: PublishedRow) -> Fraction:
     """The global batch of the row; without such a column, that of the text."""
     try:
         return _global_batch(row)
@@ -140,23 +140,23 @@ def _stated(table: PublishedTable, quantity: Quantity) -> int:
     raise NotComputable(f"no column states the {quantity}")
 
 
-def _aggregate(table: PublishedTable, row: Row) -> Interval:
+def _aggregate(table: PublishedTable, row: PublishedRow) -> Interval:
     """PFLOPs over all GPUs, from the published TFLOPs of one."""
     return measured_interval(_require(row, _Q.TFLOPS)).times(exact_interval(_gpus(row, table.constants) / KILO))
 
 
-def _save_speed(_table: PublishedTable, row: Row) -> Interval:
+def _save_speed(_table: PublishedTable, row: PublishedRow) -> Interval:
     """GB/s of a save of all files."""
     saved = _require(row, _Q.PARAMETERS).number * bytes_per_parameter().total
     return exact_interval(saved / GIGA).over(measured_interval(_require(row, _Q.STEP_TIME)))
 
 
-def _memory_share(_table: PublishedTable, row: Row) -> Interval:
+def _memory_share(_table: PublishedTable, row: PublishedRow) -> Interval:
     """Memory used over the GPU's; both columns are in one unit."""
     return measured_interval(_require(row, _Q.MEMORY)).over(measured_interval(_require(row, _Q.MEMORY_TOTAL)))
 
 
-_FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
+_FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, PublishedRow], Interval]] = {
     _Q.TFLOPS: tflops,
     _Q.AGGREGATE_PFLOPS: _aggregate,
     _Q.SAVE_SPEED: _save_speed,
@@ -164,7 +164,7 @@ _FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
 }
 
 
-def _speedup(row: Row, baseline: Row) -> Interval:
+def _speedup(row: PublishedRow, baseline: PublishedRow) -> Interval:
     """The throughput over the baseline's; where no batch size is stated, only the times are compared."""
     if row is baseline:
         return exact_interval(Fraction(1))
@@ -181,7 +181,7 @@ def _speedup(row: Row, baseline: Row) -> Interval:
     raise NotComputable(_explain_absent(row, _Q.STEP_TIME if _Q.STEP_TIME in {*row.problems, *row.absent} else _Q.RATE))
 
 
-def _global_batch(row: Row) -> Fraction:
+def _global_batch(row: PublishedRow) -> Fraction:
     if _Q.GLOBAL_BATCH in row.figures:
         return row.figures[_Q.GLOBAL_BATCH].number
     parts = (_Q.MICRO_BATCH, _Q.ACCUMULATION, _Q.DATA_PARALLEL)
@@ -191,7 +191,7 @@ def _global_batch(row: Row) -> Fraction:
     raise NotComputable(_explain_absent(row, _Q.GLOBAL_BATCH))
 
 
-def _gpus(row: Row, constants: Mapping[Quantity, Constant]) -> Fraction:
+def _gpus(row: PublishedRow, constants: Mapping[Quantity, Constant]) -> Fraction:
     if _Q.GPUS in row.figures:
         return row.figures[_Q.GPUS].number
     if _Q.GPUS_PER_NODE in row.figures:
@@ -206,24 +206,24 @@ def _gpus(row: Row, constants: Mapping[Quantity, Constant]) -> Fraction:
     raise NotComputable(_explain_absent(row, _Q.GPUS))
 
 
-def _size_of(row: Row, constants: Mapping[Quantity, Constant], quantity: Quantity) -> Fraction | None:
+def _size_of(row: PublishedRow, constants: Mapping[Quantity, Constant], quantity: Quantity) -> Fraction | None:
     if quantity in row.figures:
         return row.figures[quantity].number
     return Fraction(constants[quantity].value) if quantity in constants else None
 
 
-def _require(row: Row, quantity: Quantity) -> Figure:
+def _require(row: PublishedRow, quantity: Quantity) -> PrintedFigure:
     if quantity in row.figures:
         return row.figures[quantity]
     raise NotComputable(_explain_absent(row, quantity))
 
 
-def _explain_absent(row: Row, quantity: Quantity) -> str:
+def _explain_absent(row: PublishedRow, quantity: Quantity) -> str:
     problem = row.problems.get(quantity) or row.absent.get(quantity)
     return f"no {quantity}: {problem}" if problem else f"no column states the {quantity}"
 
 
-def find_baselines(table: PublishedTable) -> list[Row | None]:
+def find_baselines(table: PublishedTable) -> list[PublishedRow | None]:
     """The baseline of each row's speed-up: the row of its group with the fewest GPUs or a published speed-up of 1.
 
     A group of one row has none. A group whose row of the fewest GPUs states another speed-up than 1 has none, either.
@@ -231,13 +231,13 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
 
     If a group has several (a table below a table), the last one above the row counts.
     """
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[PublishedRow]] = {}
     for row in table.rows:
         groups.setdefault(row.group, []).append(row)
     candidates = {group: _find_candidates(table, rows) for group, rows in groups.items()}
     lines = {group: {row.line for row in rows} for group, rows in candidates.items()}
-    baselines: list[Row | None] = []
-    latest: dict[tuple[str, ...], Row] = {}
+    baselines: list[PublishedRow | None] = []
+    latest: dict[tuple[str, ...], PublishedRow] = {}
     for row in table.rows:
         if row.line in lines[row.group]:
             latest[row.group] = row
@@ -246,7 +246,7 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
     return baselines
 
 
-def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
+def _find_candidates(table: PublishedTable, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
     """The rows of a group that can be a baseline."""
     usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
     if len(usable) < _FEWEST_OF_A_GROUP:
@@ -264,9 +264,9 @@ def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
     return [row for row in first if row not in unreadable and (_Q.SPEEDUP not in row.figures or _is_reference(row))]
 
 
-def _is_reference(row: Row) -> bool:
+def _is_reference(row: PublishedRow) -> bool:
     return _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1
 
 
-def _has_speed(row: Row) -> bool:
+def _has_speed(row: PublishedRow) -> bool:
     return any(quantity in row.figures for quantity in (_Q.RATE, _Q.TOKEN_RATE, _Q.STEP_TIME))

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Protocol, TypeAlias
 
 from perfscope.sources.joblog.moments import MomentsBuilder
-from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.text import parse_number, parse_resolution
-from perfscope.tables.joblog import Disturbance, Fact, Memory, Save, Timer
+from perfscope.tables.joblog import Disturbance, Fact, PeakMemory, Save, Timer
 
 #: The sources of facts, best first.
 FACT_SOURCES = ("arguments", "log", "deepspeed config", "records", "command line", "name")
@@ -41,7 +41,7 @@ Rows: TypeAlias = Mapping[str, int]
 _MOST_CHANGES = 64
 
 
-class Printed(Protocol):
+class LabelledLine(Protocol):
     """A line that was printed."""
 
     @property
@@ -143,7 +143,7 @@ class JobChanges:
             self.add(f"the log is of two jobs, one of {low} iterations and one of {high}")
         self._end = iterations
 
-    def conclude(self, source: str | None, series: Series | None) -> str | None:
+    def conclude(self, source: str | None, series: RecordSeries | None) -> str | None:
         """Why the records of a source cannot be of one job; None where they can.
 
         A set-up that changed before the first of them, or after the last, is of a job that they are not of.
@@ -170,7 +170,7 @@ class JobLogBuilder:
     """
 
     def __init__(self, moments: MomentsBuilder | None = None) -> None:
-        self.series: dict[str, Series] = {}
+        self.series: dict[str, RecordSeries] = {}
         self.frameworks: set[str] = set()
         self.saves = SavesBuilder(moments)
         self.arguments: dict[str, str] = {}
@@ -187,17 +187,17 @@ class JobLogBuilder:
         self._bad_ends: list[tuple[dict[str, int], str]] = []
         self._jobs = JobChanges()
 
-    def series_of(self, source: str) -> Series:
+    def series_of(self, source: str) -> RecordSeries:
         """The series of one source, which is created at the first call."""
         if source not in self.series:
-            self.series[source] = Series(self._moments)
+            self.series[source] = RecordSeries(self._moments)
         return self.series[source]
 
-    def add(self, source: str, record: Record, line: Printed, **settings: bool | int | None) -> None:
+    def add(self, source: str, record: Record, line: LabelledLine, **settings: bool | int | None) -> None:
         """Append a record to its source, whose attributes are set to ``settings``."""
         series = self.series.get(source)
         if series is None:
-            series = self.series[source] = Series(self._moments)
+            series = self.series[source] = RecordSeries(self._moments)
         for name, value in settings.items():
             setattr(series, name, value)
         series.add(record, line.label)
@@ -344,6 +344,6 @@ class JobLogBuilder:
             if size is not None and size * unit > self._peaks.get(name, 0):
                 self._peaks[name] = int(size * unit)
 
-    def memory(self) -> Memory:
+    def memory(self) -> PeakMemory:
         """The largest memory figures."""
-        return Memory(**{f"{name}_bytes": size for name, size in self._peaks.items()})
+        return PeakMemory(**{f"{name}_bytes": size for name, size in self._peaks.items()})

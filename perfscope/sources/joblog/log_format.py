@@ -98,7 +98,7 @@ def disturbs(kind: Disturbance) -> OnMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[StateT_contra]):
+class LineRule(Generic[StateT_contra]):
     """A kind of line to look for, and the function that reads it.
 
     Attributes:
@@ -179,7 +179,7 @@ def _is_marker(pattern: re.Pattern[bytes]) -> bool:
     return not pattern.groups and not _VARIES.search(pattern.pattern)
 
 
-class Role(IntEnum):
+class WriterRole(IntEnum):
     """What kind of software prints a format; the lowest role in a log decides its framework, and is closed first.
 
     Attributes:
@@ -198,7 +198,7 @@ def conclude_nothing(_state: FormatState) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Format(Generic[State]):
+class LogFormat(Generic[State]):
     """A log format.
 
     Attributes:
@@ -216,10 +216,10 @@ class Format(Generic[State]):
 
     framework: str | None
     state: Callable[[JobLogBuilder], State]
-    rules: tuple[Rule[State], ...]
+    rules: tuple[LineRule[State], ...]
     sources: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
     close: Callable[[State], None] = conclude_nothing
     name: str | None = None
-    role: Role = Role.TRAINER
+    role: WriterRole = WriterRole.TRAINER
     take_plain: Callable[[State, bytes], Iterator[bytes]] | None = None

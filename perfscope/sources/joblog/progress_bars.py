@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.resolve import SKEW
 from perfscope.sources.joblog.text import CLOCK, LABEL
 from perfscope.tables.joblog import Disturbance
@@ -133,7 +133,7 @@ class ProgressBars:
             return DrawnRun(0, reached)
         return DrawnRun(steps[first] if clocks[first] == 0 else None, reached)
 
-    def add_records(self, total: int, series: Series) -> None:
+    def add_records(self, total: int, series: RecordSeries) -> None:
         """Append the step times of the bar of a length."""
         points = self._bars[total]
         series.clock_runs_on = series.covers_gaps = True

@@ -17,9 +17,9 @@ import numpy as np
 from perfscope.errors import SourceError
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.file_names import parse_file_name
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Role, Rule, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole, ignore_line
 from perfscope.sources.joblog.moments import MomentsBuilder
-from perfscope.sources.joblog.records import MOST_IN_FULL, Series
+from perfscope.sources.joblog.records import MOST_IN_FULL, RecordSeries
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.text import read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog, SourceMedian
@@ -28,7 +28,7 @@ from perfscope.tables.saves import Saves, SaveTiming
 
 _DIGITS = b"0123456789"
 #: The rules of all formats by their anchors without digits: the number of a rule, the rule and its format.
-_RULES: dict[bytes, list[tuple[int, Rule[Any], Format[Any]]]] = {}
+_RULES: dict[bytes, list[tuple[int, LineRule[Any], LogFormat[Any]]]] = {}
 for _format in FORMATS:
     for _rule in _format.rules:
         _same = _RULES.setdefault(_rule.anchor.translate(None, _DIGITS), [])
@@ -122,12 +122,12 @@ class _LogReader:
             for rule, of_rule, line in self.find_lines(piece):
                 rule.on_match(of_rule, line)
 
-    def find_lines(self, text: bytes) -> Iterator[tuple[Rule[Any], FormatState, LineMatch]]:
+    def find_lines(self, text: bytes) -> Iterator[tuple[LineRule[Any], FormatState, LineMatch]]:
         """Every match of every rule, in the order of the text; of lines that only prove a framework one is enough."""
         # Most lines are one of a few dozen with other numbers: an anchor that is in none of these is nowhere.
         lines = b"\n".join(set(text.translate(None, _DIGITS).split(b"\n")))
         frameworks = self._log.frameworks
-        found: list[tuple[int, int, Rule[Any], Format[Any], LineMatch]] = []
+        found: list[tuple[int, int, LineRule[Any], LogFormat[Any], LineMatch]] = []
         for anchor, rules in _RULES.items():
             for number, rule, of_format in rules if anchor in lines else ():
                 matches = rule.find(text)
@@ -155,7 +155,7 @@ class _LogReader:
             if id(each) in self._states:
                 each.close(self._states[id(each)])
         source = log.best_source(_SOURCES)
-        series = log.series[source] if source is not None else Series()
+        series = log.series[source] if source is not None else RecordSeries()
         last_iteration, last = log.count("train_iterations"), series.resolved.last
         mixture = log.mixture_of(source)
         if mixture is not None:
@@ -197,7 +197,7 @@ class _LogReader:
     def _framework(self, source: str | None) -> str | None:
         """The trainer whose step time it is; without one, the first that some line identifies."""
         writer = _SOURCES[source] if source is not None else None
-        if writer is None or writer.role is Role.ENGINE:
+        if writer is None or writer.role is WriterRole.ENGINE:
             identified = (each for each in _CLOSED_IN_ORDER if each.framework in self._log.frameworks)
             writer = next(identified, writer)
         if writer is None:
@@ -208,7 +208,7 @@ class _LogReader:
     def moments_of(self, log: JobLog, moments: MomentsBuilder) -> LoggedMoments:
         """When the records of a log were printed that has been closed."""
         source = log.time_source or ""
-        series = self._log.series.get(source, Series())
+        series = self._log.series.get(source, RecordSeries())
         of_format = _SOURCES.get(source)
         names = (*of_format.sources, *of_format.fallbacks) if of_format is not None else ()
         is_fallback = of_format is not None and source in of_format.fallbacks

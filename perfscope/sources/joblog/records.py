@@ -73,7 +73,7 @@ class Record(msgspec.Struct):
             self.nan = 0
 
 
-class Series:
+class RecordSeries:
     """The records of one source in one log.
 
     Attributes:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from perfscope.sources.joblog import formats
-from perfscope.sources.joblog.log_format import Format
+from perfscope.sources.joblog.log_format import LogFormat
 
 # fmt: off
 _MODULES = (
@@ -21,4 +21,4 @@ _MODULES = (
 )
 # fmt: on
 
-FORMATS: tuple[Format[Any], ...] = tuple(import_module(f"{formats.__name__}.{module}").FORMAT for module in _MODULES)
+FORMATS: tuple[LogFormat[Any], ...] = tuple(import_module(f"{formats.__name__}.{module}").FORMAT for module in _MODULES)

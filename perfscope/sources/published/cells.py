@@ -21,7 +21,7 @@ from perfscope.constants import (
 )
 from perfscope.errors import UsageError
 from perfscope.sources.published.markdown import Cell
-from perfscope.tables.published import Change, ChangeKind, Figure, Quantity, Span
+from perfscope.tables.published import ChangeKind, PrintedFigure, Quantity, StatedChange, TextSpan
 from perfscope.units import parse_duration_ns
 
 _Q = Quantity
@@ -53,13 +53,13 @@ _LARGEST_SHARE = 2  # an efficiency of 88 without a sign is in percent
 _PERCENT = Fraction(1, 100)
 
 
-def leading_number(cell: Cell) -> Figure | None:
+def leading_number(cell: Cell) -> PrintedFigure | None:
     """The number at the start of a cell, whatever follows it; None without a number, or for ``1.2.3``."""
     match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER})(?![\d.])", cell.text)
     return _figure(cell, match, Fraction(1)) if match else None
 
 
-def read_changes(cell: Cell, column: int) -> tuple[Change, ...]:
+def read_changes(cell: Cell, column: int) -> tuple[StatedChange, ...]:
     """The changes against a reference row that a cell states in parentheses after its value."""
     match = _CHANGE.search(cell.text)
     value = leading_number(cell)
@@ -79,11 +79,11 @@ def read_changes(cell: Cell, column: int) -> tuple[Change, ...]:
         kind = ChangeKind.PERCENT if stated["percent"] else ChangeKind.DIFFERENCE
         sign = -1 if set(marks) & set("↓-\u2212") else 1 if set(marks) & set("↑+") else 0
         figure = _figure(cell, stated, _PERCENT if kind is ChangeKind.PERCENT else Fraction(1), offset)
-        changes.append(Change(column, kind, sign, figure))
+        changes.append(StatedChange(column, kind, sign, figure))
     return tuple(changes)
 
 
-def read_figure(quantity: Quantity, cell: Cell, unit: str) -> Figure:
+def read_figure(quantity: Quantity, cell: Cell, unit: str) -> PrintedFigure:
     """Read a cell as what its column states.
 
     Raises:
@@ -95,17 +95,17 @@ def read_figure(quantity: Quantity, cell: Cell, unit: str) -> Figure:
     return figure
 
 
-def _figure(cell: Cell, match: re.Match[str], unit: Fraction, offset: int = 0) -> Figure:
+def _figure(cell: Cell, match: re.Match[str], unit: Fraction, offset: int = 0) -> PrintedFigure:
     text = match["number"]
     start = cell.span.start + offset + match.start("number")
     digits = text.replace(",", "")
     mantissa, _, exponent = digits.lower().partition("e")
     decimals = max(len(mantissa.partition(".")[2]) - int(exponent or 0), 0)
-    span = Span(cell.span.line, start, start + len(text))
-    return Figure(Fraction(digits) * unit, unit, decimals, text, span)
+    span = TextSpan(cell.span.line, start, start + len(text))
+    return PrintedFigure(Fraction(digits) * unit, unit, decimals, text, span)
 
 
-def _read_count(cell: Cell, _unit: str = "") -> Figure | None:
+def _read_count(cell: Cell, _unit: str = "") -> PrintedFigure | None:
     match = _ONE_NUMBER.fullmatch(cell.text)
     annotated = re.fullmatch(rf"(?P<number>{_NUMBER})\s*\([^\d]*\)", cell.text)
     match = match or annotated
@@ -113,7 +113,7 @@ def _read_count(cell: Cell, _unit: str = "") -> Figure | None:
     return figure if figure and figure.number > 0 and figure.number.denominator == 1 else None
 
 
-def read_gpus(cell: Cell, _unit: str = "") -> Figure | None:
+def read_gpus(cell: Cell, _unit: str = "") -> PrintedFigure | None:
     """A number of GPUs: ``64``, ``8x A100``, ``2 V100 x 4 node`` or ``n2g8``."""
     count = _read_count(cell)
     if count is not None:
@@ -128,10 +128,10 @@ def read_gpus(cell: Cell, _unit: str = "") -> Figure | None:
             return None
         factors = [int(match[1] or 1) for match in named if match]
     total = prod(factors)
-    return Figure(Fraction(total), Fraction(1), 0, cell.text, cell.span) if total else None
+    return PrintedFigure(Fraction(total), Fraction(1), 0, cell.text, cell.span) if total else None
 
 
-def read_size(cell: Cell, unit: str) -> Figure | None:
+def read_size(cell: Cell, unit: str) -> PrintedFigure | None:
     """A number of parameters or tokens, as ``52B``; None if the cell states none, or a small number without a unit."""
     match = _ONE_NUMBER.fullmatch(cell.text)
     rest = _SIZE_REST.fullmatch(match["rest"]) if match else None
@@ -146,7 +146,7 @@ def read_size(cell: Cell, unit: str) -> Figure | None:
     return figure
 
 
-def _read_time(cell: Cell, unit: str) -> Figure | None:
+def _read_time(cell: Cell, unit: str) -> PrintedFigure | None:
     match = _ONE_NUMBER.fullmatch(cell.text)
     rest = _TIME_REST.fullmatch(match["rest"]) if match else None
     if match is None or rest is None:
@@ -158,16 +158,16 @@ def _read_time(cell: Cell, unit: str) -> Figure | None:
     return figure if figure.number > 0 else None
 
 
-def _read_compound_time(cell: Cell) -> Figure | None:
+def _read_compound_time(cell: Cell) -> PrintedFigure | None:
     """A time such as ``2m7s``, which is exact to the second."""
     try:
         nanoseconds = parse_duration_ns(cell.text)
     except UsageError:
         return None
-    return Figure(Fraction(nanoseconds, NS_PER_S), Fraction(1), 0, cell.text, cell.span)
+    return PrintedFigure(Fraction(nanoseconds, NS_PER_S), Fraction(1), 0, cell.text, cell.span)
 
 
-def _read_rate(cell: Cell, _unit: str) -> Figure | None:
+def _read_rate(cell: Cell, _unit: str) -> PrintedFigure | None:
     match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER})(?![\d.])\s*(?P<scale>[KkM](?=[\s/]|$))?", cell.text)
     if match is None or re.match(r"\s*(ms|s|sec)\b", cell.text[match.end() :]):
         return None
@@ -176,17 +176,17 @@ def _read_rate(cell: Cell, _unit: str) -> Figure | None:
     return figure if figure.number > 0 else None
 
 
-def _read_number(cell: Cell, _unit: str) -> Figure | None:
+def _read_number(cell: Cell, _unit: str) -> PrintedFigure | None:
     match = _ONE_NUMBER.fullmatch(cell.text)
     return _figure(cell, match, Fraction(1)) if match and "%" not in match["rest"] else None
 
 
-def _read_speedup(cell: Cell, _unit: str) -> Figure | None:
+def _read_speedup(cell: Cell, _unit: str) -> PrintedFigure | None:
     match = _ONE_NUMBER.fullmatch(cell.text)
     return _figure(cell, match, Fraction(1)) if match and match["rest"].strip().lower() in ("", "x", "\xd7") else None
 
 
-def _read_share(cell: Cell, unit: str) -> Figure | None:
+def _read_share(cell: Cell, unit: str) -> PrintedFigure | None:
     match = _ONE_NUMBER.fullmatch(cell.text)
     if match is None or match["rest"].strip() not in ("", "%"):
         return None
@@ -195,7 +195,7 @@ def _read_share(cell: Cell, unit: str) -> Figure | None:
     return _figure(cell, match, _PERCENT if is_percent else Fraction(1))
 
 
-_READERS: Mapping[Quantity, Callable[[Cell, str], Figure | None]] = {
+_READERS: Mapping[Quantity, Callable[[Cell, str], PrintedFigure | None]] = {
     _Q.GPUS: read_gpus,
     _Q.PARAMETERS: read_size,
     _Q.TOKENS: read_size,

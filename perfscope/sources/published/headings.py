@@ -67,7 +67,7 @@ _GROUP_HEADINGS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnMeaning:
     """What a column states.
 
     Attributes:
@@ -83,7 +83,7 @@ class Column:
     is_group: bool
 
 
-def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[Column]:
+def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[ColumnMeaning]:
     """Find what each column of a table states."""
     columns = [_describe_column(heading) for heading in headings]
     has_tflops = any(column.quantity is _Q.TFLOPS for column in columns)
@@ -99,22 +99,22 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     return columns
 
 
-def _describe_column(heading: str) -> Column:
+def _describe_column(heading: str) -> ColumnMeaning:
     plain, unit = _simplify(heading)
     is_label = plain in _ID_HEADINGS
     is_group = _GROUP_HEADINGS.fullmatch(plain) is not None
     if _PER_DEVICE.search(plain) and re.search(r"/ ?s|per s", plain) and "flop" not in plain:
-        return Column(None, unit, is_label, is_group)  # the rate of one device is not the rate of the job
+        return ColumnMeaning(None, unit, is_label, is_group)  # the rate of one device is not the rate of the job
     if re.search(r"(/|per) ?s(ec(ond)?)?\b", unit) and not _PER_DEVICE.search(unit) and _UNITLESS_SPEED.search(plain):
-        return Column(_Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE, unit, is_label, is_group)
+        return ColumnMeaning(_Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE, unit, is_label, is_group)
     if _MODEL_FLOPS.fullmatch(plain):
-        return Column(None, unit, is_label, is_group)
+        return ColumnMeaning(None, unit, is_label, is_group)
     if unit in _TIME_UNITS and _UNITLESS_SPEED.fullmatch(plain):
-        return Column(_Q.STEP_TIME, unit, is_label, is_group)
+        return ColumnMeaning(_Q.STEP_TIME, unit, is_label, is_group)
     for quantity, pattern in _HEADINGS:
         if re.fullmatch(pattern, plain) and not (quantity is _Q.GLOBAL_BATCH and unit in _TOKENS):
-            return Column(quantity, unit, is_label, is_group)
-    return Column(None, unit, is_label, is_group)
+            return ColumnMeaning(quantity, unit, is_label, is_group)
+    return ColumnMeaning(None, unit, is_label, is_group)
 
 
 def _simplify(heading: str) -> tuple[str, str]:

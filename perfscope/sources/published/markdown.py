@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from perfscope.files import read_text
-from perfscope.tables.published import Span
+from perfscope.tables.published import TextSpan
 
 # The line ends of markdown-it; str.splitlines has further ones, which would shift every line after them.
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -31,7 +31,7 @@ class Cell:
     """One cell: its text without the blanks around it, and the position of that text."""
 
     text: str
-    span: Span
+    span: TextSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class MarkdownDocument:
     """A markdown file.
 
     Attributes:
@@ -83,7 +83,7 @@ class Document:
     unread: tuple[str, ...]
 
 
-def read_markdown(path: Path) -> Document:
+def read_markdown(path: Path) -> MarkdownDocument:
     """Read a markdown file; bytes that are no UTF-8 survive a later write.
 
     Raises:
@@ -92,7 +92,7 @@ def read_markdown(path: Path) -> Document:
     return parse_markdown(read_text(path), os.fspath(path))
 
 
-def parse_markdown(text: str, path: str) -> Document:
+def parse_markdown(text: str, path: str) -> MarkdownDocument:
     """Find the headings and tables of a text; generated blocks (between perfscope markers) are not read."""
     lines = split_lines(text)
     tokens = MarkdownIt("commonmark").enable("table").parse(text.removeprefix("\ufeff"))
@@ -109,7 +109,7 @@ def parse_markdown(text: str, path: str) -> Document:
             unread.append(f"line {first + 1}: the cells of the table cannot be separated")
         else:
             grids.append(grid)
-    return Document(path, tuple(lines), headings, tuple(grids), tuple(unread))
+    return MarkdownDocument(path, tuple(lines), headings, tuple(grids), tuple(unread))
 
 
 def split_lines(text: str) -> list[str]:
@@ -148,9 +148,9 @@ def _cell(line: str, line_number: int, start: int, end: int) -> Cell:
     text = line[start:end]
     stripped = text.strip()
     if not stripped:
-        return Cell("", Span(line_number, min(start + 1, end), max(start + 1, end - 1) if end > start else end))
+        return Cell("", TextSpan(line_number, min(start + 1, end), max(start + 1, end - 1) if end > start else end))
     start += len(text) - len(text.lstrip())
-    return Cell(stripped, Span(line_number, start, start + len(stripped)))
+    return Cell(stripped, TextSpan(line_number, start, start + len(stripped)))
 
 
 def _headings(tokens: Sequence[Token]) -> Iterator[Heading]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from perfscope.constants import GIGA, MEGA
-from perfscope.sources.published.markdown import Document, Grid, Heading
+from perfscope.sources.published.markdown import Grid, Heading, MarkdownDocument
 from perfscope.tables.published import Constant, Quantity
 
 # In the order of trust: a sentence, the formula itself, a variable of some script.
@@ -74,7 +74,7 @@ class StatedConstants:
     ambiguous: dict[Quantity, str]
 
 
-def find_statements(document: Document) -> list[Statement]:
+def find_statements(document: MarkdownDocument) -> list[Statement]:
     """Every constant that the text outside of tables states."""
     inside = {line for grid in document.grids for line in range(grid.line, grid.last_line + 1)}
     statements: list[Statement] = []
@@ -95,7 +95,7 @@ def _value(quantity: Quantity, match: re.Match[str]) -> int:
     return int(Decimal(match["value"]) * (GIGA if unit == "B" else MEGA))
 
 
-def select_constants(document: Document, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
+def select_constants(document: MarkdownDocument, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
     """The constants of one table, by the statements that apply to it."""
     stated = StatedConstants({}, {})
     for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
@@ -114,7 +114,7 @@ def select_constants(document: Document, grid: Grid, statements: Sequence[Statem
     return stated
 
 
-def _scopes(document: Document, grid: Grid) -> Iterator[tuple[int, int]]:
+def _scopes(document: MarkdownDocument, grid: Grid) -> Iterator[tuple[int, int]]:
     """The ranges of lines whose statements apply to a table, from the nearest on.
 
     They are the text up to the table before and the one after it, the section, and the text under each heading above

@@ -11,10 +11,18 @@ from pathlib import Path
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import read_text
 from perfscope.sources.published.cells import leading_number, read_changes, read_figure
-from perfscope.sources.published.headings import Column, describe_columns
-from perfscope.sources.published.markdown import Cell, Document, Grid, read_markdown
+from perfscope.sources.published.headings import ColumnMeaning, describe_columns
+from perfscope.sources.published.markdown import Cell, Grid, MarkdownDocument, read_markdown
 from perfscope.sources.published.stated import find_statements, select_constants
-from perfscope.tables.published import DERIVED, Constant, Figure, PublishedTable, Quantity, Row, Span
+from perfscope.tables.published import (
+    DERIVED,
+    Constant,
+    PrintedFigure,
+    PublishedRow,
+    PublishedTable,
+    Quantity,
+    TextSpan,
+)
 
 _LABELS = (
     Quantity.GPUS,
@@ -44,7 +52,7 @@ class PublishedFile:
     """
 
     path: str
-    document: Document | None
+    document: MarkdownDocument | None
     tables: tuple[PublishedTable, ...]
     unread: tuple[str, ...]
 
@@ -112,7 +120,9 @@ def _has_ambiguous_result(notes: Sequence[str]) -> bool:
     return any(note.endswith(f"both state {quantity}: neither is used") for note in notes for quantity in DERIVED)
 
 
-def _index_quantities(columns: Sequence[Column], headings: Sequence[str]) -> tuple[dict[Quantity, int], list[str]]:
+def _index_quantities(
+    columns: Sequence[ColumnMeaning], headings: Sequence[str]
+) -> tuple[dict[Quantity, int], list[str]]:
     """The column of each quantity, and notes about quantities of two columns."""
     indices: dict[Quantity, int] = {}
     doubled: dict[Quantity, list[int]] = {}
@@ -135,11 +145,11 @@ def _read_row(
     line: int,
     cells: Sequence[Cell],
     headings: Sequence[str],
-    columns: Sequence[Column],
+    columns: Sequence[ColumnMeaning],
     indices: Mapping[Quantity, int],
-) -> Row:
-    figures: dict[Quantity, Figure] = {}
-    blanks: dict[Quantity, Span] = {}
+) -> PublishedRow:
+    figures: dict[Quantity, PrintedFigure] = {}
+    blanks: dict[Quantity, TextSpan] = {}
     absent: dict[Quantity, str] = {}
     problems: dict[Quantity, str] = {}
     usable = _take_cells(cells, headings, problems)
@@ -164,7 +174,7 @@ def _read_row(
     )
     label = _label(usable, headings, columns, indices) or _first_texts(cells)
     texts = tuple(cell.text for cell in cells)
-    return Row(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
+    return PublishedRow(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
 
 
 def _take_cells(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Quantity, str]) -> Sequence[Cell]:
@@ -177,7 +187,7 @@ def _take_cells(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Q
     return ()
 
 
-def _separates_groups(column: Column) -> bool:
+def _separates_groups(column: ColumnMeaning) -> bool:
     """Whether rows that differ in this column have no common baseline."""
     return column.is_group or column.quantity in (Quantity.MICRO_BATCH, Quantity.PARAMETERS, Quantity.SEQ_LEN)
 
@@ -189,7 +199,7 @@ def _group_key(cell: Cell) -> str:
 
 
 def _label(
-    cells: Sequence[Cell], headings: Sequence[str], columns: Sequence[Column], indices: Mapping[Quantity, int]
+    cells: Sequence[Cell], headings: Sequence[str], columns: Sequence[ColumnMeaning], indices: Mapping[Quantity, int]
 ) -> str:
     labels = [index for index, column in enumerate(columns) if column.is_label]
     labels += [indices[quantity] for quantity in _LABELS if quantity in indices]
@@ -209,7 +219,7 @@ def _read_csv(path: Path) -> Grid:
         raise SourceError(path, f"is not CSV: {error}") from None
     if not lines:
         raise SourceError(path, "is empty")
-    rows = [tuple(Cell(text.strip(), Span(number, 0, 0)) for text in row) for number, row in lines]
+    rows = [tuple(Cell(text.strip(), TextSpan(number, 0, 0)) for text in row) for number, row in lines]
     numbers = [number for number, _ in lines]
     return Grid(
         path.stem.replace("_", " ").capitalize(), numbers[0], numbers[-1], rows[0], tuple(rows[1:]), tuple(numbers[1:])

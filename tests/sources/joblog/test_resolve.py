@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.tables.joblog import Disturbance
 
 
-def fill(series: Series, *numbers: int, label: bytes | None = None) -> list[int]:
+def fill(series: RecordSeries, *numbers: int, label: bytes | None = None) -> list[int]:
     """Print records, and return those of them that are new."""
     before = series.rows
     for number in numbers:
@@ -18,12 +18,12 @@ def fill(series: Series, *numbers: int, label: bytes | None = None) -> list[int]
     return [numbers[row - before] for row in series.resolved.rows.tolist() if row >= before]
 
 
-def attempts(series: Series) -> int:
+def attempts(series: RecordSeries) -> int:
     return int(series.resolved.attempt[-1])
 
 
 def test_a_labelled_rank_that_prints_later_is_a_copy() -> None:
-    series = Series()
+    series = RecordSeries()
     assert fill(series, 1, 2, 3, label=b"[rank0]:") == [1, 2, 3]
     assert fill(series, 1, 2, 3, label=b"[rank1]:") == []
     assert fill(series, 4, label=b"[rank0]:") == [4]
@@ -31,29 +31,29 @@ def test_a_labelled_rank_that_prints_later_is_a_copy() -> None:
 
 
 def test_unlabelled_copies_may_come_out_of_order() -> None:
-    series = Series()
+    series = RecordSeries()
     assert fill(series, 1, 1, 2, 3, 2, 3) == [1, 2, 3]
     assert attempts(series) == 0
 
 
 def test_a_restart_goes_back_and_its_work_is_redone() -> None:
-    series = Series()
+    series = RecordSeries()
     assert fill(series, 1, 2, 3, 4, 5, 4, 5, 6) == [1, 2, 3, 4, 5, 4, 5, 6]
     assert attempts(series) == 1
     assert series.resolved.redone == 2
 
 
 def test_a_record_of_ten_iterations_that_is_repeated_is_ten() -> None:
-    series = Series()
+    series = RecordSeries()
     fill(series, *range(10, 201, 10), *range(110, 301, 10))
     assert series.resolved.redone == 100
-    alone = Series()
+    alone = RecordSeries()
     fill(alone, *range(10, 201, 10), 101, *range(110, 301, 10))  # the first one of a start is printed by itself
     assert alone.resolved.redone == 100
 
 
 def test_a_process_that_says_that_it_begins_is_a_restart_without_going_back() -> None:
-    series = Series()
+    series = RecordSeries()
     fill(series, 1, 2)
     series.on_restart()
     series.on_restart()
@@ -63,7 +63,7 @@ def test_a_process_that_says_that_it_begins_is_a_restart_without_going_back() ->
 
 
 def test_an_interval_is_what_lies_between_most_records() -> None:
-    series = Series()
+    series = RecordSeries()
     fill(series, 10, 20, 30, 50, 60)
     assert series.interval == 10
     assert series.irregular_gaps == 1
@@ -73,13 +73,13 @@ def test_an_interval_is_what_lies_between_most_records() -> None:
 
 
 def test_the_first_record_of_a_run_cannot_cover_more_than_its_number() -> None:
-    series = Series()
+    series = RecordSeries()
     fill(series, 3, 13, 23)
     assert series.iterations().span.tolist() == [3, 10, 10]
 
 
 def test_only_a_clock_that_runs_on_is_disturbed() -> None:
-    running, stopped = Series(), Series()
+    running, stopped = RecordSeries(), RecordSeries()
     running.clock_runs_on = True
     for series in (running, stopped):
         fill(series, 1)
@@ -90,13 +90,13 @@ def test_only_a_clock_that_runs_on_is_disturbed() -> None:
 
 
 def test_a_line_that_is_there_twice_is_no_restart_and_no_second_rank() -> None:
-    series = Series()
+    series = RecordSeries()
     assert fill(series, *range(1, 21), 20, 21, 22, 20, 21, 22, 23) == [*range(1, 23), 20, 21, 22, 23]
     assert (series.resolved.copies, attempts(series), series.resolved.redone) == (1, 1, 3)
 
 
 def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
-    series = Series()
+    series = RecordSeries()
     fill(series, *(number for number in range(1, 11) for _ in range(2)))
     fill(series, *(number for number in range(8, 13) for _ in range(2)))
     assert series.iterations().iteration.tolist() == [*range(1, 11), *range(8, 13)]
@@ -104,7 +104,7 @@ def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
 
 
 def test_labelled_ranks_go_back_one_after_the_other() -> None:
-    series = Series()
+    series = RecordSeries()
     ranks = (b"[rank0]:", b"[rank1]:")
     for number, rank in [
         (1, 0),
@@ -131,7 +131,7 @@ def test_whatever_the_order_of_ranks_each_attempt_is_counted_once(ranks: int, la
     for seed in range(12):
         draw = random.Random(seed)
         skew, gap = draw.choice([0, 1, 3]), draw.choice([1, 10])
-        first, series, expected = 1, Series(), []
+        first, series, expected = 1, RecordSeries(), []
         for _ in range(3):
             last = first + draw.randint(8, 30)
             places = [first] * ranks
@@ -148,7 +148,7 @@ def test_whatever_the_order_of_ranks_each_attempt_is_counted_once(ranks: int, la
 
 @pytest.mark.parametrize("order", ["by step", "by rank"])
 def test_unnumbered_records_of_two_labelled_ranks_are_those_of_one(order: str) -> None:
-    series, lines = Series(), [(step, rank) for step in range(6) for rank in (0, 1)]
+    series, lines = RecordSeries(), [(step, rank) for step in range(6) for rank in (0, 1)]
     if order == "by rank":
         lines.sort(key=lambda line: line[1])
     for step, rank in lines:
@@ -159,7 +159,7 @@ def test_unnumbered_records_of_two_labelled_ranks_are_those_of_one(order: str) -
 
 def test_one_process_that_starts_again_is_read_at_once_as_two_labels_are_record_by_record() -> None:
     numbers = [*range(10, 200, 10), *range(150, 300, 10), *range(10, 50, 10)]
-    at_once, in_turn = Series(), Series()
+    at_once, in_turn = RecordSeries(), RecordSeries()
     fill(at_once, *numbers)
     fill(in_turn, *numbers, label=b"[rank0]:")
     fill(in_turn, 20, label=b"[rank1]:")

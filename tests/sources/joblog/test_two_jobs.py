@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
-from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.records import Record, RecordSeries
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
 from tests.sources.joblog.lines import megatron, read, titan
@@ -118,7 +118,7 @@ def test_every_log_of_the_fixtures_is_of_one_job(path: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_restarts_gaps_and_ranks_that_lag_are_no_second_job(seed: int) -> None:
     draw = random.Random(seed)
-    series, step, number = Series(), draw.choice([1, 10, 100]), 0
+    series, step, number = RecordSeries(), draw.choice([1, 10, 100]), 0
     for _ in range(200):
         number += step
         if draw.random() < 0.03:
@@ -134,7 +134,7 @@ def test_restarts_gaps_and_ranks_that_lag_are_no_second_job(seed: int) -> None:
 @pytest.mark.parametrize("step", [1, 10, 100])
 def test_two_jobs_in_any_turns_are_two(seed: int, step: int) -> None:
     draw = random.Random(seed)
-    series, first, second = Series(), 0, 40_000
+    series, first, second = RecordSeries(), 0, 40_000
     for n in range(150):
         if draw.random() < 0.5 or n < 3:
             first += step

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfscope.sources.published.headings import describe_columns
 from perfscope.sources.published.markdown import Cell, parse_markdown, split_lines
-from perfscope.tables.published import Quantity, Span
+from perfscope.tables.published import Quantity, TextSpan
 
 
 @settings(max_examples=100, deadline=None)
@@ -55,9 +55,9 @@ HEADINGS = {
 
 @pytest.mark.parametrize("heading", HEADINGS)
 def test_headings_mean_what_people_write(heading: str) -> None:
-    sizes = [[Cell("52B", Span(1, 0, 3))]]
+    sizes = [[Cell("52B", TextSpan(1, 0, 3))]]
     assert describe_columns([heading], sizes)[0].quantity is HEADINGS[heading]
 
 
 def test_a_column_of_model_names_is_no_column_of_sizes() -> None:
-    assert describe_columns(["Model"], [[Cell("bert", Span(1, 0, 4))]])[0].quantity is None
+    assert describe_columns(["Model"], [[Cell("bert", TextSpan(1, 0, 4))]])[0].quantity is None

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, disturbs
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, disturbs
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
@@ -44,18 +44,18 @@ def _on_step(state: _State, line: LineMatch) -> None:
         state.clock.add(log, copy(record), stamp_ns, NS_PER_S, label=line.label)
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="nemo-automodel",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"/gpu)",
             rb"\bstep (?P<step>\d{1,9}) \| epoch \d{1,6} \| loss (?P<loss>[^\s|]{1,20}) \|[^\n]{0,80}? mem "
             rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)",
             _on_step,
             begin=(b"step ",),
         ),
-        Rule(b"[val] ", rb"\[val\] (?:name|step)", disturbs(Disturbance.EVALUATION), identifies=False),
+        LineRule(b"[val] ", rb"\[val\] (?:name|step)", disturbs(Disturbance.EVALUATION), identifies=False),
     ),
     sources=(DATES, SPEED),
     close=lambda state: state.clock.close(state.log),

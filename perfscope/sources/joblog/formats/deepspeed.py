@@ -18,8 +18,16 @@ import numpy as np
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Role, Rule, counts, ignore_line
-from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.log_format import (
+    FormatState,
+    LineMatch,
+    LineRule,
+    LogFormat,
+    WriterRole,
+    counts,
+    ignore_line,
+)
+from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.step_times import add_dated
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -85,10 +93,10 @@ def _on_micro_batches(state: FormatState, line: LineMatch) -> None:
     state.log.set_count("mbs", line[2], "deepspeed config")
 
 
-_SETUP_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"[config.py:", rb"\[config\.py:\d+:\w+\]\s+([A-Za-z_]\w*)[ .]+ (.*)", _on_setting),
+_SETUP_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(b"[config.py:", rb"\[config\.py:\d+:\w+\]\s+([A-Za-z_]\w*)[ .]+ (.*)", _on_setting),
     *(
-        Rule(
+        LineRule(
             b'"' + name + b'":',
             rb'"' + name + rb'":\s*([-+\d.eE]+)',
             counts(_SETTINGS[name], "deepspeed config"),
@@ -96,16 +104,16 @@ _SETUP_RULES: tuple[Rule[_State], ...] = (
         )
         for name in (b"train_batch_size", b"train_micro_batch_size_per_gpu", b"gradient_accumulation_steps")
     ),
-    Rule(
+    LineRule(
         b"UNIQUE_PARAMS=",
         rb"RANK=(\d{1,9}) STAGE=(\d{1,9}) [^\n]{0,300}?UNIQUE_PARAMS=(\d+)",
         _on_stage,
         begin=(b"RANK=",),
     ),
-    Rule(b"Using topology:", rb"Using topology: .*", _on_topology),
-    Rule(b"CONFIG: micro_batches=", rb"CONFIG: micro_batches=(\d+) micro_batch_size=(\d+)", _on_micro_batches),
-    Rule(b"dist_world_size=", rb"dist_world_size=(\d+)", counts("gpus")),
-    Rule(b"nnodes=", rb"launch\.py.*\bnnodes=(\d+)", counts("nodes"), begin=(b"launch.py",)),
+    LineRule(b"Using topology:", rb"Using topology: .*", _on_topology),
+    LineRule(b"CONFIG: micro_batches=", rb"CONFIG: micro_batches=(\d+) micro_batch_size=(\d+)", _on_micro_batches),
+    LineRule(b"dist_world_size=", rb"dist_world_size=(\d+)", counts("gpus")),
+    LineRule(b"nnodes=", rb"launch\.py.*\bnnodes=(\d+)", counts("nodes"), begin=(b"launch.py",)),
 )
 
 
@@ -131,11 +139,11 @@ def _on_memory(state: FormatState, line: LineMatch) -> None:
     state.log.add_memory(GIB, allocated=parse_number(line[1]))
 
 
-_SAVES_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"Saving model checkpoint:", rb"Saving model checkpoint: (\S+)", _on_save_begin),
-    Rule(b"[Torch] Saved ", rb"\[Torch\] Saved (\S+)", _on_file_written, identifies=False),
-    Rule(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _on_memory, identifies=False),
-    Rule(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _on_memory, identifies=False),
+_SAVES_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(b"Saving model checkpoint:", rb"Saving model checkpoint: (\S+)", _on_save_begin),
+    LineRule(b"[Torch] Saved ", rb"\[Torch\] Saved (\S+)", _on_file_written, identifies=False),
+    LineRule(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _on_memory, identifies=False),
+    LineRule(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _on_memory, identifies=False),
 )
 
 
@@ -227,7 +235,7 @@ def _find_global_batch(log: JobLogBuilder) -> int | None:
     return micro * replicas * (log.count("gas") or 1) if replicas else None
 
 
-def _are_running_means(printed: Series) -> bool:
+def _are_running_means(printed: RecordSeries) -> bool:
     """Whether the figures are running means, which change less and less: each step has a smaller share in them."""
     if len(printed) < _FEWEST_LINES:
         return True
@@ -245,8 +253,8 @@ def _is_confirmed(median_times: dict[str, int]) -> bool:
     return not trusted or any(abs(time - doubtful) <= _ALIKE * doubtful for time in trusted)
 
 
-_STEP_RULES: tuple[Rule[_State], ...] = (
-    Rule(
+_STEP_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(
         b"SamplesPerSec=",
         rb"(?:global_step=(?P<new>\d{1,15})|\b(?P<epoch>\d{1,9})/(?P<old>\d{1,15})), "
         rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]{1,60}+)"
@@ -254,26 +262,26 @@ _STEP_RULES: tuple[Rule[_State], ...] = (
         _on_throughput,
         span=(50, 160),
     ),
-    Rule(
+    LineRule(
         b"iter time (s):",
         rb"steps: (?P<step>\d{1,15}) loss: (?P<loss>\S{1,40}+)[^\n]{0,300}? iter time \(s\): (?P<seconds>[^,\s]+)"
         rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?",
         _on_pipeline_step,
         begin=(b"steps: ",),
     ),
-    Rule(b", skipped=", rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), ", _on_step),
-    Rule(b"DeepSpeed info: version=", rb"DeepSpeed info: version=([^,\s]+)", _on_start),
-    Rule(b"[launch.py:", rb"\[launch\.py:", ignore_line),
-    Rule(b"DeepSpeedEngine", rb"DeepSpeedEngine", ignore_line),
-    Rule(b"Initializing torch distributed with backend", rb"init_distributed\]", ignore_line),
+    LineRule(b", skipped=", rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), ", _on_step),
+    LineRule(b"DeepSpeed info: version=", rb"DeepSpeed info: version=([^,\s]+)", _on_start),
+    LineRule(b"[launch.py:", rb"\[launch\.py:", ignore_line),
+    LineRule(b"DeepSpeedEngine", rb"DeepSpeedEngine", ignore_line),
+    LineRule(b"Initializing torch distributed with backend", rb"init_distributed\]", ignore_line),
 )
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="deepspeed",
     state=_State,
     rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.DEEPSPEED_RULES, *_STEP_RULES),
     sources=(PIPELINE,),
     fallbacks=(THROUGHPUT, timer_lines.SOURCE, STEPS),
     close=_conclude,
-    role=Role.ENGINE,
+    role=WriterRole.ENGINE,
 )

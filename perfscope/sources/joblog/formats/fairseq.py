@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, disturbs
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, disturbs
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock, EpochCounter
 from perfscope.sources.joblog.text import parse_numbers
@@ -67,33 +67,33 @@ def _close(state: _State) -> None:
         state.log.distrust(WORDS, with_rates=True)
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="fairseq",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b" wps=",
             rb"epoch (?P<epoch>\d{1,6}):? {1,9}(?P<step>\d{1,9}) / (?P<total>\d{1,9}) loss=[^\n]{1,200}?"
             rb" wps=[^\n]{1,400}",
             _on_update,
             begin=(b"epoch ",),
         ),
-        Rule(
+        LineRule(
             b'"wps": ',
             rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}',
             _on_update,
             begin=(b'{"epoch": ',),
         ),
-        Rule(b"valid on '", rb"\| valid on '", disturbs(Disturbance.EVALUATION), identifies=False),
-        Rule(
+        LineRule(b"valid on '", rb"\| valid on '", disturbs(Disturbance.EVALUATION), identifies=False),
+        LineRule(
             b"| INFO | valid | epoch",
             rb"\| INFO \| valid \| epoch",
             disturbs(Disturbance.EVALUATION),
             identifies=False,
         ),
-        Rule(b"aved checkpoint ", rb"\| [Ss]aved checkpoint \S", disturbs(Disturbance.SAVE), identifies=False),
-        Rule(b"num. model params: ", rb"num\. model params: ([\d,]{1,20})", counts("parameters"), identifies=False),
-        Rule(b"training on ", rb"\| training on (\d{1,6}) (?:GPUs|devices)", counts("gpus"), identifies=False),
+        LineRule(b"aved checkpoint ", rb"\| [Ss]aved checkpoint \S", disturbs(Disturbance.SAVE), identifies=False),
+        LineRule(b"num. model params: ", rb"num\. model params: ([\d,]{1,20})", counts("parameters"), identifies=False),
+        LineRule(b"training on ", rb"\| training on (\d{1,6}) (?:GPUs|devices)", counts("gpus"), identifies=False),
     ),
     sources=(WORDS, WALL),
     close=_close,

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts
 from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
 from perfscope.sources.joblog.progress_bars import ProgressBars
 from perfscope.sources.joblog.records import Record
@@ -237,10 +237,10 @@ def _set_replicas(state: _State) -> None:
             log.set_fact("gpus", replicas, "records")
 
 
-_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"***** Running training *****", rb"\*{5} Running training \*{5}", _on_start),
+_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(b"***** Running training *****", rb"\*{5} Running training \*{5}", _on_start),
     *(
-        Rule(
+        LineRule(
             anchor,
             rb"(" + re.escape(anchor) + rb")[^=\n]{0,100}+= ([\d,]+)",
             _on_start_value,
@@ -248,31 +248,31 @@ _RULES: tuple[Rule[_State], ...] = (
         )
         for anchor in _START_VALUES
     ),
-    Rule(
+    LineRule(
         b"ing training from ",
         rb"ing training from (?:checkpoint with epoch \d+ and )?global[ _]step (\d{1,12})",
         _on_resume,
     ),
-    Rule(
+    LineRule(
         b"Num update steps per epoch = ",
         rb"Num update steps per epoch = (\d[\d,]{0,15})",
         _on_epoch_steps,
         identifies=False,
     ),
-    Rule(b"Overriding config: ", rb"Overriding config: (\S+)", _on_overridden_config),
-    Rule(b'"vocab_size": ', rb'"vocab_size": (\d{1,15})', _on_vocabulary, identifies=False),
-    Rule(b"'eval_runtime':", rb"'eval_runtime':", _on_evaluation, identifies=False),
-    Rule(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation, identifies=False),
-    Rule(b"Saving model checkpoint to", rb"Saving model checkpoint to", _on_save, identifies=False),
-    Rule(b"[axolotl.", rb"\[axolotl\.", _on_axolotl, identifies=False),
-    Rule(
+    LineRule(b"Overriding config: ", rb"Overriding config: (\S+)", _on_overridden_config),
+    LineRule(b'"vocab_size": ', rb'"vocab_size": (\d{1,15})', _on_vocabulary, identifies=False),
+    LineRule(b"'eval_runtime':", rb"'eval_runtime':", _on_evaluation, identifies=False),
+    LineRule(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation, identifies=False),
+    LineRule(b"Saving model checkpoint to", rb"Saving model checkpoint to", _on_save, identifies=False),
+    LineRule(b"[axolotl.", rb"\[axolotl\.", _on_axolotl, identifies=False),
+    LineRule(
         b"'memory/",
         rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})",
         _on_memory,
         identifies=False,
     ),
-    Rule(b"%|", BAR_PATTERN, _on_bar, identifies=False),
-    Rule(
+    LineRule(b"%|", BAR_PATTERN, _on_bar, identifies=False),
+    LineRule(
         b"'loss':",
         rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}",
         _on_losses,
@@ -281,10 +281,10 @@ _RULES: tuple[Rule[_State], ...] = (
         begin=(b"{",),
     ),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
-    Rule(b"[    INFO] - ", rb"\[    INFO\] - ", _on_imitation, identifies=False),
-    Rule(b"interval_runtime: ", rb"interval_runtime: ", _on_imitation, identifies=False),
-    Rule(b"Num batches each epoch = ", rb"Num batches each epoch = ", _on_imitation, identifies=False),
-    Rule(
+    LineRule(b"[    INFO] - ", rb"\[    INFO\] - ", _on_imitation, identifies=False),
+    LineRule(b"interval_runtime: ", rb"interval_runtime: ", _on_imitation, identifies=False),
+    LineRule(b"Num batches each epoch = ", rb"Num batches each epoch = ", _on_imitation, identifies=False),
+    LineRule(
         b"'train_runtime':",
         rb"'train_runtime':[^{}]*+\}",
         _on_final_dictionary,
@@ -292,14 +292,14 @@ _RULES: tuple[Rule[_State], ...] = (
         begin=(b"'train_runtime':",),
     ),
     *(
-        Rule(
+        LineRule(
             name,
             rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)",
             _on_final_block,
         )
         for name in (b"train_runtime", b"train_samples_per_second", b"train_steps_per_second")
     ),
-    Rule(
+    LineRule(
         b"trainable parameters",
         rb"Number of trainable parameters = ([\d,]+)",
         counts("parameters"),
@@ -307,7 +307,7 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
 )
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework=_FRAMEWORK,
     state=_State,
     rules=_RULES,

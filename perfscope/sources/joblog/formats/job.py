@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import GIB, KIB, MIB
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, OnMatch, Rule, counts
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, OnMatch, counts
 from perfscope.sources.joblog.text import parse_number
 
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": KIB}
@@ -45,33 +45,33 @@ def _on_model_size(state: FormatState, line: LineMatch) -> None:
         state.log.set_fact("model_size_line", size, "log")
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework=None,
     state=FormatState,
     rules=(
-        Rule(b"MiB / ", rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB", _on_smi_memory, span=(9, 40)),
-        Rule(b"CUDA out of memory", rb"CUDA out of memory", _on_device_out_of_memory),
-        Rule(b"OutOfMemoryError", rb"OutOfMemoryError", _on_device_out_of_memory),
-        Rule(b"oom-kill", rb"oom[-_]kill", _on_host_out_of_memory),
-        Rule(b"out-of-memory handler", rb"out-of-memory handler", _on_host_out_of_memory),
-        Rule(
+        LineRule(b"MiB / ", rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB", _on_smi_memory, span=(9, 40)),
+        LineRule(b"CUDA out of memory", rb"CUDA out of memory", _on_device_out_of_memory),
+        LineRule(b"OutOfMemoryError", rb"OutOfMemoryError", _on_device_out_of_memory),
+        LineRule(b"oom-kill", rb"oom[-_]kill", _on_host_out_of_memory),
+        LineRule(b"out-of-memory handler", rb"out-of-memory handler", _on_host_out_of_memory),
+        LineRule(
             b"DUE TO TIME LIMIT",
             rb"CANCELLED AT .* DUE TO TIME LIMIT",
             _ends("SLURM cancelled it at its time limit"),
             begin=(b"CANCELLED AT",),
         ),
-        Rule(b"CANCELLED AT", rb"CANCELLED AT", _ends("it was cancelled")),
-        Rule(
+        LineRule(b"CANCELLED AT", rb"CANCELLED AT", _ends("it was cancelled")),
+        LineRule(
             b"Traceback (most recent",
             rb"Traceback \(most recent call last\)",
             _ends("it raised an exception"),
         ),
-        Rule(b"ChildFailedError", rb"ChildFailedError", _ends("a process of it failed")),
-        Rule(b"srun: error", rb"srun: error", _ends("srun reports an error")),
-        Rule(b"Model size:", rb"Model size: (\d+(?:\.\d+)?)B\b", _on_model_size),
-        Rule(b"equence length", rb"[Ss]equence length[ :=]+(\d+)", counts("seq_len")),
+        LineRule(b"ChildFailedError", rb"ChildFailedError", _ends("a process of it failed")),
+        LineRule(b"srun: error", rb"srun: error", _ends("srun reports an error")),
+        LineRule(b"Model size:", rb"Model size: (\d+(?:\.\d+)?)B\b", _on_model_size),
+        LineRule(b"equence length", rb"[Ss]equence length[ :=]+(\d+)", counts("seq_len")),
         *(
-            Rule(anchor, _LENGTH_OPTION, counts("seq_len", "command line"), span=(6, 120))
+            LineRule(anchor, _LENGTH_OPTION, counts("seq_len", "command line"), span=(6, 120))
             for anchor in (b"seq_len", b"seq-len", b"sequence_len", b"sequence-len")
         ),
     ),

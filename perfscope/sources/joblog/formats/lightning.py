@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Role, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock, EpochCounter
 from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number
@@ -50,18 +50,18 @@ def _on_validation(state: _State, _line: LineMatch) -> None:
     state.validated = True
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="lightning",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"v_num=",
             rb"Epoch (?P<epoch>\d{1,6}+): {1,4}+\d{1,3}+%(?:\|[^|\n]{0,400}+\|)? {0,4}+(?P<step>\d{1,12}+)/"
             rb"(?P<total>\d{1,12}+) \[" + CLOCK + rb"<(?P<cells>[^\]\n]{0,400}?v_num=[^\]\n]{0,400}+)\]",
             _on_bar,
             begin=(b"Epoch ",),
         ),
-        Rule(
+        LineRule(
             b"Validati",
             rb"(?:Validating|Validation)(?: \w{1,20})?(?: \d{1,3})?: {1,4}(?:\d{1,3}%|\d{1,9}it)",
             _on_validation,
@@ -71,5 +71,5 @@ FORMAT = Format(
     ),
     sources=(SOURCE,),
     close=lambda state: state.clock.close(state.log),
-    role=Role.LIBRARY,
+    role=WriterRole.LIBRARY,
 )

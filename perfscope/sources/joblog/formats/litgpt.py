@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 
@@ -64,11 +64,11 @@ def _close(state: _State) -> None:
         state.log.series_of(SOURCE).add(Record(state.step))
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="litgpt",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"iter time: ",
             rb"(?i)\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
             rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends>(?: \((?:optimizer\.step|opt\.step|step)\))?)",

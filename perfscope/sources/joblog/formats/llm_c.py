@@ -14,7 +14,7 @@ Python program states tokens a second of the step itself, over all GPUs.
 from __future__ import annotations
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts
 from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "llm.c's time of one step"
@@ -44,41 +44,41 @@ def _on_batch(state: FormatState, line: LineMatch) -> None:
 
 _HEAD = rb"step +(?P<step>\d{1,15})/(?P<last>\d{1,15}) \| "
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="llm.c",
     state=FormatState,
     rules=(
-        Rule(
+        LineRule(
             b"z)| norm",
             _HEAD + rb"loss +(?P<loss>\S{1,30}) \(\S{1,20}z\)\| norm +\S{1,30} \(\S{1,20}z\)\| lr \S{1,20} \| "
             rb"(?P<ms>[\d.]{1,30}) ms \| ",
             _on_step,
             begin=(b"step ",),
         ),
-        Rule(
+        LineRule(
             b" | train loss ",
             _HEAD + rb"train loss (?P<loss>\S{1,30}) \| (?:norm \S{1,30} \| )?lr \S{1,20} \| "
             rb"\((?P<ms>[\d.]{1,30}) ms \| (?P<speed>\d{1,15}) tok/s\)",
             _on_step,
             begin=(b"step ",),
         ),
-        Rule(
+        LineRule(
             b" (took ",
             rb"step (?P<step>\d{1,15}): train loss (?P<loss>\S{1,30}) \(took (?P<ms>[\d.]{1,30}) ms\)",
             _on_step,
             begin=(b"step ",),
         ),
-        Rule(
+        LineRule(
             b" and total_batch_size=",
             rb"batch_size B=(\d{1,9}) \* seq_len T=(\d{1,9}) \* num_processes=(\d{1,9}) and "
             rb"total_batch_size=(\d{1,15})",
             _on_batch,
             begin=(b"batch_size B=",),
         ),
-        Rule(
+        LineRule(
             b"=> setting grad_accum_steps=", rb"=> setting grad_accum_steps=(\d{1,9})", counts("gas"), identifies=False
         ),
-        Rule(b"num_parameters: ", rb"num_parameters: (\d{1,18}) => bytes", counts("parameters"), identifies=False),
+        LineRule(b"num_parameters: ", rb"num_parameters: (\d{1,18}) => bytes", counts("parameters"), identifies=False),
     ),
     sources=(SOURCE,),
 )

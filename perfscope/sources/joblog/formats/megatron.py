@@ -28,16 +28,16 @@ from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.formats.megatron_lines import PlainLines
 from perfscope.sources.joblog.log_format import (
     MOST_OF_LINE,
-    Format,
     FormatState,
     LineMatch,
-    Role,
-    Rule,
+    LineRule,
+    LogFormat,
+    WriterRole,
     counts,
     disturbs,
     on_restart,
 )
-from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
@@ -193,40 +193,40 @@ def _matmul_dtype(arguments: dict[str, str]) -> str | None:
     return _DTYPES.get(arguments.get("params_dtype", "").removeprefix("torch."))
 
 
-_SETUP_RULES: tuple[Rule[_State], ...] = (
-    Rule(
+_SETUP_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(
         b" ..",
         rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
         _on_argument,
     ),
-    Rule(b"end of arguments --", rb"end of arguments --", _on_last_argument),
-    Rule(b"using world size:", rb"using world size: (\d+)", _on_world_size),
-    Rule(
+    LineRule(b"end of arguments --", rb"end of arguments --", _on_last_argument),
+    LineRule(b"using world size:", rb"using world size: (\d+)", _on_world_size),
+    LineRule(
         b"number of parameters on",
         rb"number of parameters on \([^)]*\) *model parallel rank \(([\d, ]+)\):? *([\d,]+)(?![.\d])",
         _on_shard,
     ),
-    Rule(
+    LineRule(
         b"Total number of parameters in billions",
         rb"Total number of parameters in billions:\s*([\d.]+)",
         _on_billions,
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b" Billion",
         rb"number of parameters[^\n]{0,999}?(?<![\d.])([\d.]{1,20}+) Billion",
         _on_billions,
         identifies=False,
         begin=(b"number of parameters",),
     ),
-    Rule(
+    LineRule(
         b"padded vocab (size:",
         rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)",
         _on_vocabulary,
         identifies=False,
         begin=(b"padded vocab (size:",),
     ),
-    Rule(
+    LineRule(
         b"number of micro-batches to constant",
         rb"setting number of micro-?batches to constant (\d+)",
         counts("gas"),
@@ -268,20 +268,20 @@ def _on_memory(state: FormatState, line: LineMatch) -> None:
     state.log.add_memory(MIB, allocated=parse_number(line[1]), reserved=parse_number(line[2]))
 
 
-_SAVES_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"[before the start of training step]", rb"\[before the start of training step\]", on_restart),
-    Rule(
+_SAVES_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(b"[before the start of training step]", rb"\[before the start of training step\]", on_restart),
+    LineRule(
         b"saving checkpoint at iteration",
         rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?",
         _on_save_begin,
     ),
-    Rule(
+    LineRule(
         b"successfully saved checkpoint",
         rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?",
         _on_save_end,
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b"save-checkpoint",
         rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
         rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))",
@@ -290,25 +290,25 @@ _SAVES_RULES: tuple[Rule[_State], ...] = (
         begin=(b"save-checkpoint",),
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b"an async checkpoint save",
         rb"scheduled an async checkpoint save",
         _on_save_scheduled,
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b"validation loss at ",
         rb"validation loss at (?:iteration )?",
         disturbs(Disturbance.EVALUATION),
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b"validation results at ",
         rb"validation results at iteration",
         disturbs(Disturbance.EVALUATION),
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b"memory (MB) |",
         rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)",
         _on_memory,
@@ -367,7 +367,7 @@ _CELLS_BESIDE = {b"approxflopspergpu", b"consumedsamples", b"actualseqlen"}
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordRule(Rule[_State]):
+class _RecordRule(LineRule[_State]):
     """Finds records by their beginning, not by lines: two may share a line, and one may be broken over several."""
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
@@ -511,7 +511,7 @@ def _take_plain(state: _State, text: bytes) -> Iterator[bytes]:
     _add_plain(state, series, lines, slice(done, len(lines.iteration)))
 
 
-def _add_plain(state: _State, series: Series, lines: PlainLines, rows: slice) -> None:
+def _add_plain(state: _State, series: RecordSeries, lines: PlainLines, rows: slice) -> None:
     numbers, consumed = lines.iteration[rows], lines.consumed[rows]
     if not len(numbers):
         return
@@ -538,12 +538,12 @@ def _close(state: _State) -> None:
     state.name = "gpt-neox" if state.is_gpt_neox else "megatron-deepspeed" if is_deepspeed else "megatron-lm"
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="megatron",
     state=_State,
     rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.MEGATRON_RULES, _RECORD_RULE),
     sources=(SOURCE,),
     close=_close,
-    role=Role.LIBRARY,
+    role=WriterRole.LIBRARY,
     take_plain=_take_plain,
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
@@ -55,11 +55,11 @@ def _close(state: _State) -> None:
         state.log.series.pop(STEPS)  # the host's clock contradicts nothing
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="modded-nanogpt",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b" step_avg:",
             rb"step:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
             rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
@@ -57,31 +57,33 @@ def _on_batch(state: _State, line: LineMatch) -> None:
         state.log.set_fact(name, value, "log")
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="nanogpt",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b", time ",
             rb"iter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms(?:, mfu |\s*$)",
             _on_iteration,
             begin=(b"iter ",),
         ),
-        Rule(
+        LineRule(
             b" | lr ",
             rb"(?<![^\s:])(?P<step>\d{1,15}) \| loss (?P<loss>\S{1,30}) \| lr \S{1,30} \| (?P<ms>[\d.]{1,30})ms"
             rb"(?: \| mfu |\s{0,99}$)",
             _on_iteration_of_llama2_c,
             span=(60, 200),
         ),
-        Rule(b": train loss ", rb"\bstep \d{1,15}: train loss \S{1,30}, val loss ", _on_evaluation, identifies=False),
-        Rule(
+        LineRule(
+            b": train loss ", rb"\bstep \d{1,15}: train loss \S{1,30}, val loss ", _on_evaluation, identifies=False
+        ),
+        LineRule(
             b"tokens per iteration will be: ",
             rb"tokens per iteration will be: ([\d,]{1,20})",
             _on_tokens,
             identifies=False,
         ),
-        Rule(
+        LineRule(
             b" grad accum steps * ",
             rb"(\d{1,9}) grad accum steps \* (\d{1,9}) processes \* (\d{1,9}) batch size \* (\d{1,9}) max seq len",
             _on_batch,

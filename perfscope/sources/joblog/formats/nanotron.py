@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.text import parse_number
 
@@ -79,11 +79,11 @@ def _resolution(value: float) -> float:
     return float(10.0 ** (len(str(int(abs(value)))) - _DIGITS)) if abs(value) >= 1 else abs(value) * 10.0**-_DIGITS
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="nanotron",
     state=FormatState,
     rules=(
-        Rule(
+        LineRule(
             b"time_per_iteration_ms: ",
             rb"\]: iteration: (?P<step>\d{1,12}) / (?P<total>\d{1,12}) (?P<cells>\| consumed_[^\n]{0,2000})",
             _on_iteration,

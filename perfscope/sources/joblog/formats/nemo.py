@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_numbers
 
@@ -51,25 +51,25 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
         log.set_fact("gbs", int(consumed / step), "records")
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="nemo",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"train_step_timing in s=",
             rb"(?:Epoch (?P<epoch>\d{1,9}):[^\n|]{0,200}+\|[^\n|]{0,400}+)?\| {0,20}(?P<step>\d{1,15})"
             rb"/(?P<total>\d{1,15}) \[[^\n]{0,600}?train_step_timing in s=(?P<seconds>[^,\]\s]+)",
             _on_bar,
             begin=(b"Epoch ", b"| "),
         ),
-        Rule(
+        LineRule(
             b"train_step_timing in s:",
             rb"iteration \d{1,15}/(?P<total>\d{1,15}) (?>\|[^\n]{0,800}?global_step: )(?P<step>\d{1,15}) [^\n]{0,800}?"
             rb"train_step_timing in s: (?P<seconds>[^\s|]+)",
             _on_line,
             begin=(b"iteration ",),
         ),
-        Rule(b"[NeMo I ", rb"\[NeMo I ", ignore_line),
+        LineRule(b"[NeMo I ", rb"\[NeMo I ", ignore_line),
     ),
     sources=(SOURCE,),
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.text import parse_numbers
 
@@ -52,11 +52,11 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
     state.log.add_memory(GIB, reserved=figures.get(b"gpu_memory/GPU reserved mem (GiB)"))
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="olmo",
     state=FormatState,
     rules=(
-        Rule(
+        LineRule(
             b"[step=",
             rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
             rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)",

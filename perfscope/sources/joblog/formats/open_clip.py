@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_number
 
@@ -48,11 +48,11 @@ def _on_batch(state: _State, line: LineMatch) -> None:
     state.log.add(SOURCE, record, line, expects_gaps=True)  # an epoch's first line is that of its first batch
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="open_clip",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"Batch (t): ",
             rb"Train Epoch: (?P<epoch>\d{1,6}) \[ {0,12}(?P<samples>\d{1,15})/(?P<total>\d{1,15}) "
             rb"\((?P<percent>\d{1,3})%\)\](?P<cells>[^\n]{0,600}?Batch \(t\): (?P<seconds>[\d.]{1,20})[^\n]{0,600})",

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -103,25 +103,25 @@ def _close(state: _State) -> None:
         state.log.add_remark("window-assumed", _ASSUMED)
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="openmmlab",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"data_time: ",
             rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? {0,9}(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}"
             rb"(?P<step>\d{1,9}) ?/ ?(?P<total>\d{1,9})\](?P<cells>[^\n]{0,160}? time: [^\n]{0,1500})",
             _on_iteration,
             begin=(b" - INFO - ",),
         ),
-        Rule(b"(val) [", rb" - INFO - (?:Epoch|Iter)\(val\) ", _on_evaluation, identifies=False),
-        Rule(
+        LineRule(b"(val) [", rb" - INFO - (?:Epoch|Iter)\(val\) ", _on_evaluation, identifies=False),
+        LineRule(
             b" - INFO - Saving checkpoint at ",
             rb" Saving checkpoint at (\d{1,9}) (iterations|epochs)",
             _on_save,
             identifies=False,
         ),
-        Rule(
+        LineRule(
             b"log_processor = dict(",
             rb"log_processor = dict\([^()]{0,300}?\bwindow_size=(\d{1,6})\b",
             _on_window,

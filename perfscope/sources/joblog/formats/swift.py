@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
@@ -50,13 +50,13 @@ def _on_dictionary(state: _State, line: LineMatch) -> None:
     state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S, label=line.label)
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="ms-swift",
     state=_State,
     rules=(
-        Rule(b"/max_steps", _DICTIONARY % b"global_step/max_steps", _on_dictionary, begin=(b"{",)),
-        Rule(b"train_speed(s/it)", _DICTIONARY % b"iteration", _on_dictionary, begin=(b"{",)),
-        Rule(b"[INFO:swift]", rb"\[INFO:swift\]", ignore_line),
+        LineRule(b"/max_steps", _DICTIONARY % b"global_step/max_steps", _on_dictionary, begin=(b"{",)),
+        LineRule(b"train_speed(s/it)", _DICTIONARY % b"iteration", _on_dictionary, begin=(b"{",)),
+        LineRule(b"[INFO:swift]", rb"\[INFO:swift\]", ignore_line),
     ),
     sources=(SOURCE,),
     close=lambda state: state.clock.close(state.log),

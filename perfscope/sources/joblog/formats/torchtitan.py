@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, ignore_line
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import add_dated
 from perfscope.sources.joblog.text import parse_number, parse_resolution
@@ -127,23 +127,23 @@ _STEP = re.compile(
     rb"[tw]ps:\s{0,20}+(?P<tps>[\d,]{1,20}+)(?:\s{1,20}+tflops:\s{0,20}+(?P<tflops>[\d.,]{1,20}+))?"
 )
 
-_TPS_RULE = Rule(b"  tps:", _STEP, _on_step, begin=(b"step:",))
-_WPS_RULE = Rule(b"  wps:", _STEP, _on_step, begin=(b"step:",))
+_TPS_RULE = LineRule(b"  tps:", _STEP, _on_step, begin=(b"step:",))
+_WPS_RULE = LineRule(b"  wps:", _STEP, _on_step, begin=(b"step:",))
 
 _RULES = (
     _TPS_RULE,
     _WPS_RULE,
-    Rule(b"Training starts at step", rb"Training starts at step.{0,600}", _on_start),
-    Rule(b"Trainer is initialized with", rb"Trainer is initialized with.{0,600}", _on_settings),
-    Rule(b"device mesh with", rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])", _on_mesh),
-    Rule(b"device mesh with parallelism", rb"device mesh with parallelism: .{0,600}", _on_parallelism),
-    Rule(
+    LineRule(b"Training starts at step", rb"Training starts at step.{0,600}", _on_start),
+    LineRule(b"Trainer is initialized with", rb"Trainer is initialized with.{0,600}", _on_settings),
+    LineRule(b"device mesh with", rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])", _on_mesh),
+    LineRule(b"device mesh with parallelism", rb"device mesh with parallelism: .{0,600}", _on_parallelism),
+    LineRule(
         b"activation checkpointing to the model",
         rb"Applied (full|selective) activation checkpointing to the model",
         _on_checkpointing,
         identifies=False,
     ),
-    Rule(
+    LineRule(
         b"inish",
         rb"inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
         rb"[^\n]{0,200}?in (?P<seconds>[\d.]+) seconds",
@@ -151,15 +151,15 @@ _RULES = (
         identifies=False,
         begin=(b"inish",),
     ),
-    Rule(
+    LineRule(
         b"Last step checkpoint completed in",
         rb"Last step checkpoint completed in (?P<what>)(?P<background>)(?P<seconds>[\d.]+)s",
         _on_saved,
         identifies=False,
     ),
-    Rule(b"[titan]", rb"\[titan\]", ignore_line),
-    Rule(b"torchtitan", rb"torchtitan", ignore_line),
-    Rule(
+    LineRule(b"[titan]", rb"\[titan\]", ignore_line),
+    LineRule(b"torchtitan", rb"torchtitan", ignore_line),
+    LineRule(
         b"total parameters",
         rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters",
         counts("parameters"),
@@ -168,7 +168,7 @@ _RULES = (
 )
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="torchtitan",
     state=_State,
     rules=_RULES,

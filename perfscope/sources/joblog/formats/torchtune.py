@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, disturbs
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, disturbs
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number, parse_numbers
@@ -55,24 +55,24 @@ def _on_step(state: _State, line: LineMatch) -> None:
     state.log.add_memory(GIB, allocated=allocated, reserved=reserved)
 
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="torchtune",
     state=_State,
     rules=(
-        Rule(
+        LineRule(
             b"|Loss: ",
             rb"(?<!\d)(?P<epoch>\d{1,6}+)\|(?P<number>\d{1,12}+)\|Loss: (?P<loss>[^:|\n]{1,40}+): {1,4}+\d{1,3}+%"
             rb"\|[^|\n]{0,400}+\| {0,4}+(?P<step>\d{1,12}+)/(?P<length>\d{1,12}+) \[" + CLOCK + rb"<",
             _on_bar,
             span=(20, 520),
         ),
-        Rule(
+        LineRule(
             b" | loss:",
             rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S{1,40} lr:[^\n]{0,1000})",
             _on_step,
             begin=(b"Step ",),
         ),
-        Rule(b" | val_loss:", rb"Step \d{1,12} \| val_loss:", disturbs(Disturbance.EVALUATION), begin=(b"Step ",)),
+        LineRule(b" | val_loss:", rb"Step \d{1,12} \| val_loss:", disturbs(Disturbance.EVALUATION), begin=(b"Step ",)),
     ),
     sources=(BAR, SOURCE),
     close=lambda state: state.clock.close(state.log),

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.sources.joblog.step_times import ElapsedClock
@@ -134,7 +134,7 @@ def _add_run(state: _State, reached: int) -> None:
 
 _FRAMEWORK = "hf-trainer-files"
 
-_RULE = Rule(
+_RULE = LineRule(
     b'{"current_steps": ',
     rb'\{"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12}), '
     rb'(?:"loss": (?P<loss>[^,]{1,30}), )?(?P<evaluation>"eval_loss": [\d.]{1,30}, )?[^\n{}]{0,400}?'
@@ -143,26 +143,26 @@ _RULE = Rule(
     begin=(b'{"current_steps": ',),
 )
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework=_FRAMEWORK,
     state=_State,
     rules=(
         _RULE,
-        Rule(b'"log_history": [', rb'"log_history": \[', ignore_line),
-        Rule(
+        LineRule(b'"log_history": [', rb'"log_history": \[', ignore_line),
+        LineRule(
             b'"loss": ',
             rb'^ {4,8}"loss": ([\d.eE+-]{1,30})',
             _on_loss,
             identifies=False,
         ),
-        Rule(
+        LineRule(
             b'"eval_runtime": ',
             rb'^ {2,8}"eval_runtime": ',
             _on_evaluation,
             identifies=False,
         ),
         *(
-            Rule(
+            LineRule(
                 b'"' + name + b'": ',
                 rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})',
                 _on_figure,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance, Save
 
@@ -62,9 +62,9 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
 
 _LINE = rb"(?<!\S)step:(?P<step>\d{1,9})(?P<cells> - [^\n]{1,16000})"
 
-FORMAT = Format(
+FORMAT = LogFormat(
     framework="verl",
     state=FormatState,
-    rules=(Rule(b" - timing_s/", _LINE, _on_step), Rule(b" - train/time(s):", _LINE, _on_step)),  # that of SFT
+    rules=(LineRule(b" - timing_s/", _LINE, _on_step), LineRule(b" - train/time(s):", _LINE, _on_step)),  # that of SFT
     sources=(SOURCE,),
 )
