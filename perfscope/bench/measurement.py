@@ -31,7 +31,6 @@ class Measurement:
         losses: The loss of each step, up to the first that is no number.
         accuracy: Share of correct answers in the last quarter of the steps.
         memory_bytes: The peak of tensors on each device in order, or of each process on CPUs.
-        memory_used_bytes: The most memory in use on any GPU, by NVML.
         util_percent: Mean utilisation of the GPUs.
         step_j: Energy of a step of all GPUs.
         overlap: Share of the communication that computation hides.
@@ -54,7 +53,6 @@ class Measurement:
     losses: tuple[float, ...] = ()
     accuracy: float | None = None
     memory_bytes: tuple[int, ...] = ()
-    memory_used_bytes: int | None = None
     util_percent: float | None = None
     step_j: float | None = None
     overlap: float | None = None

@@ -57,7 +57,6 @@ def measure(
         losses=known,
         accuracy=_find_accuracy(ranks) if machine.is_classified else None,
         memory_bytes=tuple(device["bytes"] for rank in ranks for device in rank["memory"]),
-        memory_used_bytes=max((gpu["memory_used_bytes"] for gpu in _used_gpus(results)), default=None),
         util_percent=_mean(gpu["util_percent"] for gpu in _used_gpus(results)),
         step_j=_get(results, "energy", "step_j"),
         overlap=_find_overlap(results),

@@ -17,20 +17,16 @@ class Machine:
     """What the rows are run on, and what they train.
 
     Attributes:
-        torch: Version of torch.
         gpus: GPUs of this host; 0 where the benchmark uses CPUs.
         layers: Layers of the model, at which a pipeline can cut it.
-        parameters: Parameters of the model.
         tokens: Tokens of a sample; None where it is no sequence.
         has_splits: Whether it is known how tensor parallelism splits the model.
         is_classified: Whether there is an accuracy.
         flops_per_sample: Operations of the products of a forward and backward pass; None where they cannot be counted.
     """
 
-    torch: str
     gpus: int
     layers: int
-    parameters: int
     tokens: int | None
     has_splits: bool
     is_classified: bool

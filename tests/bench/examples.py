@@ -17,10 +17,8 @@ SETTINGS = Settings(
     launcher=None,
 )
 MACHINE = Machine(
-    torch="2.13.0",
     gpus=0,
     layers=4,
-    parameters=1000,
     tokens=16,
     has_splits=True,
     is_classified=False,

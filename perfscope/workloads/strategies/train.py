@@ -94,12 +94,9 @@ def describe(task: TrainingTask, options: argparse.Namespace) -> dict[str, objec
     """What is known of a model before it is trained."""
     with torch.device("meta"):
         layers = task.layers()
-    parameters = [parameter.numel() for parameter in nn.ModuleList(layers).parameters()]
     return {
-        "torch": str(torch.__version__),
         "gpus": torch.cuda.device_count() if options.device == "cuda" else 0,
         "layers": len(layers),
-        "parameters": sum(parameters),
         "tokens": task.tokens,
         "has_splits": bool(task.splits),
         "is_classified": task.is_classified,
