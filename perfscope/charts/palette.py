@@ -28,20 +28,14 @@ class Colour(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     WEIGHT = "weight"
-    BETTER = "better"
     WORSE = "worse"
     HEAT = "heat"
     FIRST = "first"
-    SECOND = "second"
-    THIRD = "third"
-    FOURTH = "fourth"
-    FIFTH = "fifth"
-    SIXTH = "sixth"
     QUIET = "quiet"
 
 
 #: Of several series, in the order in which they stand.
-SERIES = (Colour.FIRST, Colour.THIRD, Colour.FIFTH, Colour.FOURTH, Colour.SECOND, Colour.SIXTH)
+SERIES = (Colour.FIRST, Colour.BACKWARD, Colour.DATA, Colour.COPY, Colour.COMMUNICATION, Colour.CALL)
 
 _COLOURS: dict[str, tuple[str, str]] = {
     "ground": ("#ffffff", "#14181e"),
@@ -65,15 +59,9 @@ _COLOURS: dict[str, tuple[str, str]] = {
     Colour.FORWARD: ("#2f6db3", "#6ba6e8"),
     Colour.BACKWARD: ("#2a8a63", "#52c795"),
     Colour.WEIGHT: ("#9fd4b8", "#2f6e51"),
-    Colour.BETTER: ("#2a8a63", "#52c795"),
     Colour.WORSE: ("#c4412a", "#f2846c"),
     Colour.HEAT: ("#b3341a", "#ff8f6b"),
     Colour.FIRST: ("#2f6db3", "#6ba6e8"),
-    Colour.SECOND: ("#d9741a", "#f2a04e"),
-    Colour.THIRD: ("#2a8a63", "#52c795"),
-    Colour.FOURTH: ("#8a56b0", "#bf95e0"),
-    Colour.FIFTH: ("#b8324f", "#f0718c"),
-    Colour.SIXTH: ("#7d6433", "#c9aa68"),
     Colour.QUIET: ("#7b8694", "#8e9aa8"),
 }
 

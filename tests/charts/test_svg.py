@@ -27,7 +27,7 @@ HOSTILE = "</title><script>alert(1)</script>\"'&"
 
 
 def curve(*points: tuple[float, float], scale: Scale = Scale.LINEAR) -> Chart:
-    marks = (Line("line", Colour.FIRST, points), Dots("dots", Colour.SECOND, points, tuple(map(str, points))))
+    marks = (Line("line", Colour.FIRST, points), Dots("dots", Colour.COPY, points, tuple(map(str, points))))
     return Chart("Title", "Description.", Values("x", scale), Values("y", scale), marks)
 
 
