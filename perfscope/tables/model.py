@@ -85,7 +85,6 @@ class Model:
         checkpointing: Which activations settings say are recomputed, or ``wire.model.IN_USE``; absent for none.
         weights_dtype: The type of most parameters; absent where unknown.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was detected.
-        optimizer: Class of the optimizer; absent likewise.
     """
 
     rank: int
@@ -99,5 +98,4 @@ class Model:
     checkpointing: str | None
     weights_dtype: str | None = None
     zero_stage: int | None = None
-    optimizer: str | None = None
     stated: StatedDimensions = _NOTHING_STATED

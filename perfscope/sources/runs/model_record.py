@@ -55,7 +55,6 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         checkpointing=record.checkpointing,
         weights_dtype=record.dtype,
         zero_stage=record.zero_stage,
-        optimizer=record.optimizer,
         stated=read_stated(record.config),
     )
 
