@@ -127,38 +127,6 @@ def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: P
     assert bare["schedule_fraction_of_total"] == pytest.approx(marked["schedule_fraction_of_total"], abs=0.002)
 
 
-def test_an_interleaved_picture_numbers_micro_batches_by_the_schedule(tmp_path: Path) -> None:
-    """Four micro-batches through two chunks: eight forward passes a stage, numbered 0 to 3 twice."""
-    text = _print(_without_marks("megatron_pp2_interleaved_m4", tmp_path))
-    measured = text.partition("measured, step")[2].splitlines()[1:3]
-    drawn = set("".join(line.partition("|")[2] for line in measured))
-    assert drawn == set("0123abcd.|")
-
-
-def _passes(name: str, rank: int) -> list[tuple[str, float, float]]:
-    """The hooks' marks of one rank: its words, begin and end on the host."""
-    text = gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes())
-    return sorted(
-        (one["name"].removeprefix("perfscope: "), one["ts"], one["ts"] + one["dur"])
-        for one in json.loads(text)["traceEvents"]
-        if one["name"].startswith("perfscope: ") and one["cat"] == "user_annotation"
-    )
-
-
-def test_what_the_last_stage_waits_for_bears_the_schedule_part_out() -> None:
-    """On 1F1B's last stage nothing but filling and draining idles it before its first and after its last pass."""
-    passes = _passes("ds_pp2_m8", 1)
-    begins = sorted(begin for words, begin, _ in passes if words.startswith("forward 0 "))
-    untils = sorted(until for words, _, until in passes if words.startswith("backward 7 "))
-    found = _measured("ds_pp2_m8")
-    kernels = _kernels("ds_pp2_m8", 1)
-    for step, begin, until in zip(found["steps"], begins, untils, strict=True):
-        own = [one for one in kernels if "nccl" not in one[2] and begin <= one[4] <= until]
-        waited_us = step["section_us"] - (max(one[1] for one in own) - min(one[0] for one in own))
-        assert waited_us / step["section_us"] == pytest.approx(0.113, abs=0.005)
-    assert found["schedule_fraction_of_total"] == pytest.approx(0.113, abs=0.015)
-
-
 def test_batched_transfers_without_metadata_are_the_pipeline_axis() -> None:
     """Megatron's SendRecv kernels name no group; its groups say that the rank is in a pipeline."""
     analysis = analyze([FIXTURES / "megatron_pp2_m4"], Plan(only=frozenset({"overlap"})))

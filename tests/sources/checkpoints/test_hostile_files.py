@@ -152,29 +152,12 @@ def test_nothing_of_ours_loads_a_pickle() -> None:
             assert found == (["import " + "pickle\n"] if path.name == "pickles.py" else []), path
 
 
-def test_a_long_list_of_small_numbers_is_read(tmp_path: Path) -> None:
-    import torch
-
-    torch.save({"w": torch.zeros(3), "order": list(range(256)) * 2000}, tmp_path / "model.pt")
-    assert read_checkpoint(tmp_path / "model.pt").damage == ()
-
-
 def test_the_bytes_of_a_shard_that_cannot_be_read_are_not_held_against_the_others(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("F32", [10])})
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(struct.pack("<Q", 5000) + b"{" * 5000)
     sizes = sizes_of(tmp_path)
     assert "damage" in kinds(sizes)
     assert not kinds(sizes) & {"larger"}
-
-
-def test_shards_that_torch_writes_as_safetensors_are_one_checkpoint(tmp_path: Path) -> None:
-    """By ``HuggingFaceStorageWriter(save_distributed=True)``: a file a rank, each with its part of every tensor."""
-    for rank in (1, 2):
-        write_safetensors(
-            tmp_path / f"shard-{rank:05d}-model-00001-of-00001.safetensors", {"emb.weight": ("F32", [rank + 3, 5])}
-        )
-    sizes = sizes_of(tmp_path)
-    assert (len(sizes.checkpoint.files), sizes.parameters) == (2, 45)
 
 
 @pytest.mark.parametrize("size", [(2**62, 2**62), (-5, 64)])

@@ -209,11 +209,3 @@ def test_nothing_is_said_to_be_nothing(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("x")
     with pytest.raises(SourceError, match="contains no checkpoint"):
         read_checkpoint(tmp_path)
-
-
-def test_a_list_of_names_is_taken_apart_like_a_folder(tmp_path: Path) -> None:
-    listing = tmp_path / "list.csv"
-    listing.write_text("".join(f"checkpoint-{step}/model.safetensors,{step}\n" for step in (500, 1000)))
-    checkpoint = read_checkpoint(listing)
-    assert checkpoint.tag == "checkpoint-1000"
-    assert [each.step for each in checkpoint.checkpoints] == [500, 1000]
