@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -156,16 +156,6 @@ class _Reading:
     world: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass
-class _Contents:
-    """What is read from one file; the attributes are those of a CheckpointFile."""
-
-    groups: tuple[TensorGroup, ...] | None = None
-    unused_bytes: int = 0
-    unread: str | None = None
-    dangerous_calls: tuple[str, ...] = ()
-
-
 def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
     """Read a checkpoint: its folder, the folder of several (the newest is taken), one file, or a list of files.
 
@@ -244,54 +234,49 @@ def _find_emptiness(reading: _Reading, files: Sequence[CheckpointFile]) -> list[
 
 def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
     parsed = parse_name(name)
+    file = CheckpointFile(name, size, parsed.kind, parsed.ranks, None)
     if not size:
-        return CheckpointFile(name, size, parsed.kind, parsed.ranks, None, unread="is empty")
+        return replace(file, unread="is empty")
     try:
         with without_collection():
-            contents = _read_contents(reading, name, parsed.kind, size)
+            file = _read_contents(reading, file)
     except FileDamage as damage:
-        contents = _Contents(unread=str(damage), dangerous_calls=find_dangerous_calls(damage.names))
-        reading.damage.append(f"{name} {damage}")
+        file = replace(file, unread=str(damage), dangerous_calls=find_dangerous_calls(damage.names))
     except OSError as error:
-        contents = _Contents(unread=f"cannot be read: {error.strerror}")
-        reading.damage.append(f"{name} {contents.unread}")
-    calls = contents.dangerous_calls
-    if calls:
-        reading.damage.append(f"{name} would call {', '.join(calls)} when it is loaded: do not load it")
-    return CheckpointFile(
-        path=name,
-        bytes=size,
-        kind=parsed.kind,
-        ranks=parsed.ranks,
-        holds=contents.groups,
-        unused_bytes=contents.unused_bytes,
-        unread=contents.unread,
-        dangerous_calls=calls,
-    )
+        file = replace(file, unread=f"cannot be read: {error.strerror}")
+    if file.unread not in (None, _UNLISTED_SHARD):
+        reading.damage.append(f"{name} {file.unread}")
+    if file.dangerous_calls:
+        calls = ", ".join(file.dangerous_calls)
+        reading.damage.append(f"{name} would call {calls} when it is loaded: do not load it")
+    return file
 
 
-def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Contents:
+_UNLISTED_SHARD = "only .metadata lists the contents of a shard"
+
+
+def _read_contents(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
     """Read the table of contents of a file, if it has one."""
-    path = reading.folder / name
+    name, path = read.path, reading.folder / read.path
     if name.endswith(".safetensors"):
         tensors = read_safetensors(path)
         reading.elements.extend(tensor.elements for tensor in tensors)
-        groups = sum_safetensors(tensors, path.name)
-        return _Contents(groups)
+        return replace(read, holds=sum_safetensors(tensors, path.name))
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
         reading.elements.extend(tensor.items for tensor in file.tensors)
-        groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
+        groups, unused_bytes = sum_torch_tensors(file, read.kind, path.name)
         reading.parameter_sizes.update(parse_parameter_sizes(file.value))
         for axis in ("dp", "mp"):
             stated = file.value.get(f"{axis}_world_size") if isinstance(file.value, Mapping) else None
             if isinstance(stated, int):
                 reading.world[axis] = stated
-        reading.shards.add(file, kind)
-        return _Contents(groups, unused_bytes, None, find_dangerous_calls(file.names))
+        reading.shards.add(file, read.kind)
+        calls = find_dangerous_calls(file.names)
+        return replace(read, holds=groups, unused_bytes=unused_bytes, dangerous_calls=calls)
     if name.endswith(".distcp"):
-        return _read_shard(reading, name, size)
-    return _Contents(dangerous_calls=reading.metadata_calls.get(name, ()))
+        return _read_shard(reading, read)
+    return replace(read, dangerous_calls=reading.metadata_calls.get(name, ()))
 
 
 def _is_metadata(name: str) -> bool:
@@ -333,16 +318,16 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
     reading.metadata_calls[name] = find_dangerous_calls(names)
 
 
-def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
+def _read_shard(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
     """The tensors of a shard of a distributed checkpoint, by the ``.metadata`` beside it."""
-    parent, _, file_name = name.rpartition("/")
+    parent, _, file_name = read.path.rpartition("/")
     folder = f"{parent}/" if parent else ""
     metadata = reading.dcp.get(folder)
     if metadata is None:
-        return _Contents(unread="only .metadata lists the contents of a shard")
+        return replace(read, unread=_UNLISTED_SHARD)
     extent = metadata.extents.get(file_name, 0)
-    if extent > size:
-        reading.damage.append(f"{name} is cut off: .metadata states {extent:,} bytes, not {size:,}")
+    if extent > read.bytes:
+        reading.damage.append(f"{read.path} is cut off: .metadata states {extent:,} bytes, not {read.bytes:,}")
     sums: dict[tuple[Role, str], list[int]] = {}
     for tensor_name, part in metadata.files.get(file_name, {}).items():
         tensor = metadata.tensors.get(tensor_name)
@@ -353,7 +338,8 @@ def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
         entry = sums.setdefault((role, tensor.dtype), [0, 0])
         entry[0] += part.elements
         entry[1] += part.tensor_bytes
-    return _Contents(tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items())))
+    groups = tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items()))
+    return replace(read, holds=groups)
 
 
 def _read_list(path: Path, tag: str | None) -> Checkpoint:
