@@ -337,7 +337,7 @@ class CheckpointSizes(Result, frozen=True, kw_only=True):
     """The sizes of a checkpoint."""
 
     checkpoint: Checkpoint
-    path: Annotated[str, Doc("Its folder, or a list of its files.")]
+    path: Annotated[str, Doc("Its folder, or its file.")]
     tag: Annotated[str | None, Doc("Its name in a folder of several; null if the folder itself is the checkpoint.")]
     layout: Annotated[Layout, Doc("Which framework wrote it, and how it is split.")]
     mixture_of_experts: Annotated[bool, Doc("There are files of experts.")]

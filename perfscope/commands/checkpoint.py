@@ -92,7 +92,7 @@ def checkpoint(
         Path | None,
         typer.Argument(
             metavar="[DIR]",
-            help="A checkpoint, a folder of several, or a CSV file of path,bytes.",
+            help="A checkpoint, or a folder of several.",
         ),
     ] = None,
     gpus: Annotated[

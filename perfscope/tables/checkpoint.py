@@ -104,7 +104,7 @@ class CheckpointSummary:
         epoch: The epoch, as for the step.
         files: How many files it has.
         bytes: Their size.
-        modified_ns: When one of them was last modified; absent for a list of names.
+        modified_ns: When one of them was last modified.
         problems: What is missing or cut off, in words; empty where it seems complete.
         complete: Whether it has no problems.
         newest: Whether it is the newest of the folder.
@@ -128,7 +128,7 @@ class Checkpoint:
     """One checkpoint.
 
     Attributes:
-        path: Its folder, or a list of its files.
+        path: Its folder, or its file.
         tag: Its name in a folder of several; absent if the folder itself is the checkpoint.
         layout: Which framework wrote it, and how it is split.
         files: Its files, by path.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.commands.report_cli import run
-from tests.sources.checkpoints.checkpoint_files import FIXTURES
+from tests.sources.checkpoints.checkpoint_files import FIXTURES, write_holes
 
 
 class TestSaves:
@@ -27,9 +27,9 @@ class TestSaves:
         assert (save["blocked_s"], save["drained_s"], save["gb_per_s"]) == (0.5, 14.0, 1.0)
         assert save["asynchronous"] is True
 
-    def test_megatrons_own_timer_in_its_log(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_megatrons_own_timer_in_its_log(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         log = FIXTURES.parent / "logs" / "megatron_core_tp2_pp2_h200.log"
-        listing = FIXTURES / "megatron_legacy_h200.csv"
+        listing = write_holes("megatron_legacy_h200", tmp_path)
         saves = run(capsys, "checkpoint", listing, "--save-time", log, "--format", "json").data["results"]["saves"]
         [save] = saves["saves"]
         assert (save["step"], save["blocked_s"]) == (15, 4.99596)  # save-checkpoint ....: (4984.48, 4995.96)

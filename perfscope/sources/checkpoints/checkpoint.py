@@ -1,19 +1,18 @@
-"""A checkpoint's folder, or a list of its files, as a Checkpoint. No code of a file runs, no tensor is read."""
+"""A checkpoint's folder as a Checkpoint. No code of a file runs, no tensor is read."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
 from perfscope.errors import SourceError
-from perfscope.files import describe_kind, read_text
+from perfscope.files import describe_kind
 from perfscope.sources.checkpoints.completeness import INDEX_ENDINGS, check_index, find_missing
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
-from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage, Listing, list_files
+from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, SelectedCheckpoint, select_checkpoint
@@ -157,9 +156,7 @@ class _Reading:
 
 
 def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
-    """Read a checkpoint: its folder, the folder of several (the newest is taken), one file, or a list of files.
-
-    A list is a CSV file of ``path,bytes``, for a checkpoint on another machine; only its names and sizes are known.
+    """Read a checkpoint: its folder, the folder of several (the newest is taken), or one file.
 
     Args:
         path: The folder or file.
@@ -168,8 +165,6 @@ def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
     Raises:
         SourceError: There is no checkpoint.
     """
-    if path.is_file() and path.suffix.lower() == ".csv":
-        return _read_list(path, tag)
     if path.is_file():
         return _read_files(path, path.parent, SelectedCheckpoint("", "", {path.name: path.stat().st_size}))
     if not path.is_dir():
@@ -340,36 +335,3 @@ def _read_shard(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
         entry[1] += part.tensor_bytes
     groups = tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items()))
     return replace(read, holds=groups)
-
-
-def _read_list(path: Path, tag: str | None) -> Checkpoint:
-    """A CSV file of ``path,bytes``."""
-    sizes: dict[str, int] = {}
-    for number, row in enumerate(csv.reader(read_text(path).splitlines()), 1):
-        match [cell.strip() for cell in row]:
-            case [] | [""]:
-                continue
-            case [name, size] if size.isdecimal():
-                sizes[name] = int(size)
-            case _ if number > 1:
-                raise SourceError(
-                    path, f"line {number} is not `path,bytes`", hint="find DIR -type f -printf '%P,%s\\n'"
-                )
-    selection = select_checkpoint(path, Listing(sizes), tag)
-    layout = find_layout(list(selection.sizes))
-    unread = "only its name and size are known"
-    files = tuple(
-        CheckpointFile(name, size, parse_name(name).kind, parse_name(name).ranks, None, unread=unread)
-        for name, size in sorted(selection.sizes.items())
-    )
-    return Checkpoint(
-        path=str(path),
-        tag=selection.tag or None,
-        layout=layout,
-        files=files,
-        mixture_of_experts=any(file.kind in _EXPERT_KINDS for file in files),
-        stated_parameters=None,
-        checkpoints=selection.summaries,
-        damage=(*selection.damage, *find_missing(selection.sizes)),
-        notes=selection.notes,
-    )

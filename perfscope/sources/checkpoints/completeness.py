@@ -87,7 +87,7 @@ def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
     """Why a checkpoint is not complete, by its names, its sizes and the ends of its files; empty where it seems to be.
 
     Args:
-        folder: Its folder; None where only names and sizes are known.
+        folder: Its folder; None where its files are not opened.
         sizes: The size of each of its files in bytes, by path.
     """
     problems = find_missing(sizes)

@@ -37,7 +37,7 @@ class Listing:
 
     Attributes:
         sizes: The size of each in bytes, by its path in the folder.
-        modified_ns: When each was last modified; empty for a list of names.
+        modified_ns: When each was last modified.
         aliases: Links to a file or folder that is listed by itself, with the path of that.
         broken: Links that lead nowhere, with what they name.
         unreadable: What is no regular file, or could not be listed, with the reason.

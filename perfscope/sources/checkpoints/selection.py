@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder, or of a list of files, is the newest one, and which others there are.
+"""Which checkpoint of a folder is the newest one, and which others there are.
 
 The newest is the one that the tracker file names, else that of a link ``latest`` or ``last``. Without these it has the
 highest step or epoch in its name, or else it was modified last.
@@ -66,14 +66,14 @@ def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> S
     """Select the newest checkpoint.
 
     Args:
-        path: The folder, or a list of files, which cannot be read themselves.
+        path: The folder.
         listing: Its files.
         tag: Select the one of this name instead.
 
     Raises:
         SourceError: There is no checkpoint, or none of this name.
     """
-    name = find_tracker(listing.sizes) if path.is_dir() else None
+    name = find_tracker(listing.sizes)
     tracked = None if name is None else read_tracked_tag(name, read_text(path / name).strip()[:LONGEST_NAME])
     candidates = _find_candidates(path, listing, tracked)
     unreadable = [f"{name} {reason}" for name, reason in listing.unreadable.items() if _is_relevant(name)]
@@ -110,7 +110,7 @@ def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[
     opened = 0
     candidates = []
     for unit in find_units(listing.sizes, tracked):
-        is_opened = path.is_dir() and opened < _MOST_OPENED
+        is_opened = opened < _MOST_OPENED
         opened += len(unit.sizes)
         problems = find_problems(path / unit.folder if is_opened else None, unit.sizes)
         if unit.identity.mark.startswith(("tmp", "temp")):

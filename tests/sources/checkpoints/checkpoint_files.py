@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import struct
 from pathlib import Path
@@ -37,3 +38,15 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], cut
         end += size
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end - cut))
+
+
+def write_holes(listing: str, folder: Path) -> Path:
+    """Files with the names and sizes of a list of the fixtures, and nothing in them: no disk is used."""
+    with (FIXTURES / f"{listing}.csv").open(newline="") as file:
+        for name, size in csv.reader(file):
+            if size.isdecimal() and not name.startswith("latest"):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("wb") as hole:
+                    hole.truncate(int(size))
+    return folder
