@@ -4,7 +4,7 @@ r"""Progress bars of tqdm without a name, and the step times that follow from th
 
 The rate is a moving average over earlier updates, not the time of a step; the elapsed clock is exact to its second.
 Step times are therefore differences of that clock. Steps are joined until the clock has moved 20 seconds, or a quarter
-of what a short log shows: the median of single steps of 2.4 s would be 2 s. Bars with a name
+of what a short log shows. The median of single steps of 2.4 s would be 2 s. Bars with a name
 (``Loading checkpoint shards:  50%|``) are no training.
 """
 

@@ -119,13 +119,15 @@ def _describe(
     values, times = np.unique(moved[~is_restart], return_counts=True)
     gaps = Counter(dict(zip(values.tolist(), times.tolist(), strict=True)))
     interval = int(values[np.argmax(times)]) if len(values) else 1
-    back = np.flatnonzero(is_restart & (moved <= 0)).tolist()
+    redone = 0
+    for row in np.flatnonzero(is_restart & (moved <= 0)).tolist():
+        redone += count_redone(int(numbers[row]), int(numbers[row + 1]), interval)
     return Resolved(
         rows=rows,
         attempt=attempt,
         disturbed=disturbed,
         copies=copies,
-        redone=sum(count_redone(int(numbers[row]), int(numbers[row + 1]), interval) for row in back),
+        redone=redone,
         gaps=gaps,
         interval=interval,
         last=int(numbers[-1]) if len(numbers) else None,
