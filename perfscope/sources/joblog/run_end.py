@@ -166,17 +166,6 @@ class EndFigures:
         of_speed = None if speed is None else steps_of_speed(speed, runtime_s, is_short=self.is_short)
         return RunEnd(of_speed, planned, begin, reached)
 
-    def steps_of_batch(self, runtime_s: float, batch: int | None) -> int | None:
-        """Steps that the stated samples fill, if the rounded steps a second do not contradict it."""
-        if not batch or self.samples_per_s is None:
-            return None
-        steps = ceil(round(self.samples_per_s * runtime_s) / batch)
-        rounded = self.steps_per_s
-        if rounded is None:
-            return steps
-        half = 1.01 * _half_a_digit(rounded, is_short=self.is_short)
-        return steps if abs(steps / runtime_s - rounded) <= half else None
-
     def _reached(self, batch: int | None) -> Range | None:
         if self.last_epoch is None:
             return None

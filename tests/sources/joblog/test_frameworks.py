@@ -155,13 +155,6 @@ class TestHuggingFace:
         log = read(tmp_path, self.START, self.END, self.END.replace("250.0", "275.0"), self.END)
         assert seconds(log) == [11.0]
 
-    def test_steps_follow_from_the_batch_where_they_are_not_told(self, tmp_path: Path) -> None:
-        # 1,000 examples of batches of 512 are two steps; 0.007 steps a second is too coarse to tell.
-        end = "{'train_runtime': 273.0148, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, 'epoch': 1.0}\n"
-        log = read(tmp_path, '    "train_batch_size": 512, \n', end * 16)
-        assert seconds(log) == [pytest.approx(136.5074)]
-        assert log.iterations.span.tolist() == [2]
-
     def test_nothing_is_made_up_where_steps_cannot_be_known(self, tmp_path: Path) -> None:
         log = read(tmp_path, "{'train_runtime': 273.0, 'train_samples_per_second': 3.663}\n")
         assert len(log.iterations) == 0

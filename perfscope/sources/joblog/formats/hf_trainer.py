@@ -16,7 +16,7 @@ from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule
 from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
 from perfscope.sources.joblog.progress_bars import ProgressBars
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.run_end import EVALUATIONS, NO_STEPS, EndFigures
+from perfscope.sources.joblog.run_end import EVALUATIONS, EndFigures
 from perfscope.sources.joblog.text import LARGEST, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
@@ -202,8 +202,6 @@ def _add_run(state: _State, runtime_s: float, bar_length: int | None) -> None:
     if figures.has_evaluations:
         log.add_remark("evaluations", EVALUATIONS)
     steps = end.count_steps()
-    if steps == NO_STEPS and end.planned is None and end.begin == 0:
-        steps = figures.steps_of_batch(runtime_s, batch) or steps
     samples_per_s = end.samples_per_s(figures.samples_per_s, steps)
     record = Record(samples_per_s=samples_per_s)
     record.loss = figures.mean_loss if figures.last_loss is None else figures.last_loss
