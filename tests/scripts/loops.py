@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -179,6 +179,38 @@ def compiled_step():
 def compiled_function():
     """torch.compile has a function around the optimizer's step."""
     train_compiled(lambda model, step, compiled: (model, compiled(lambda: step() and None, backend="eager")))
+
+
+class Stages(nn.Module):
+    """Stages in one process; what would be a copy to the next device is one to the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, batch):
+        waiting, done = None, []
+        for part in [*batch.chunk(4), None]:  # the second stage runs one micro-batch behind the first
+            if waiting is not None:
+                done.append(self.stages[1](waiting))
+            waiting = None if part is None else self.stages[0](part).to("cpu")
+        return torch.cat(done)
+
+
+def stages():
+    """Six steps of stages in one process, which a loop feeds one after the other."""
+    train_whole(Stages())
+
+
+def replicas():
+    """Six steps of nn.DataParallel."""
+    train_whole(nn.DataParallel(nn.Linear(8, 8)))
+
+
+def train_whole(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        update(optimizer, model, torch.randn(8, 8))
 
 
 def resumed():

@@ -6,6 +6,7 @@
 import os
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import cpu_as_cuda
 import torch
@@ -79,7 +80,7 @@ def forward_step(_data, model):
 
 model = [build(chunk) for chunk in range(VP)]
 optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-3), model)
-pretend_args = training.Arguments(
+pretend_args = SimpleNamespace(
     micro_batch_size=SAMPLES,
     data_parallel_size=parallel_state.get_data_parallel_world_size(),
     seq_length=TOKENS,

@@ -25,7 +25,7 @@ def test_a_step_of_a_distributed_optimizer_is_the_trainer_s(optimizer: str, tmp_
 
 @pytest.mark.parametrize(("how", "samples"), [("replicas", 8), ("stages", None)])
 def test_several_devices_in_one_process_make_one_step(how: str, samples: int | None, tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "several_devices.py", how, cwd=tmp_path, options=["--steps", "2-3"])
+    ended = profile(sys.executable, SCRIPTS / "loops.py", how, cwd=tmp_path, options=["--steps", "2-3"])
     assert ended.code == 0, ended.stderr
     lines = step_lines(tmp_path / "RUN")
     assert [line["step"] for line in lines] == list(range(1, 7))

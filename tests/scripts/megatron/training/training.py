@@ -1,27 +1,9 @@
 """``train``, ``train_step`` and what they read, with the names, arguments and results of Megatron-LM's."""
 
-from dataclasses import dataclass
-
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: F401 - used by the script
 
 _STATE = {}
-
-
-@dataclass
-class Arguments:
-    """The part of Megatron's arguments that a training step reads."""
-
-    micro_batch_size: int
-    data_parallel_size: int
-    seq_length: int
-    padded_vocab_size: int
-    global_batch_size: int
-    num_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    max_position_embeddings: int
-    curr_iteration: int = 0
 
 
 def prepare(args, microbatches):
@@ -56,18 +38,9 @@ def forward_backward_and_step(forward_step_func, data_iterator, model, optimizer
     return losses, updated, grad_norm, zeros
 
 
-def train_step(
-    forward_step_func,
-    data_iterator,
-    model,
-    optimizer,
-    opt_param_scheduler,
-    config,
-    forward_backward_func,
-    iteration=None,
-):
+def train_step(forward_step_func, data_iterator, model, optimizer, _scheduler, config, schedule, iteration=None):
     losses, updated, grad_norm, zeros = forward_backward_and_step(
-        forward_step_func, data_iterator, model, optimizer, config, forward_backward_func
+        forward_step_func, data_iterator, model, optimizer, config, schedule
     )
     return losses, 0 if updated else 1, False, False, 0, grad_norm, zeros, 0.0
 
