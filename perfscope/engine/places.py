@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from perfscope.constants import MIB
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.report import Cell, Json, Report, Section
 from perfscope.sources.stores.location import is_url, join
-from perfscope.sources.stores.reading import FOLDER, kind_of, list_below, open_stored
-
-#: How many files are copied at the same time; each has one block in memory.
-_READERS = 8
-_BLOCK_BYTES = MIB
+from perfscope.sources.stores.reading import FOLDER, copy_stored, kind_of, list_below
 
 
 @dataclass(slots=True)
@@ -118,8 +112,7 @@ def _copy(location: str, folder: Path, is_wanted: Callable[[str], bool], places:
         files = {url: target}
     places.urls[str(target)] = url
     try:
-        with ThreadPoolExecutor(_READERS) as readers:
-            lost = [line for line in readers.map(_copy_file, files, files.values()) if line]
+        lost = copy_stored(files)
     except OSError as error:
         hint = "TMPDIR names a folder on another disk"
         problem = f"cannot be copied to {folder}: {error.strerror or error}"
@@ -128,37 +121,3 @@ def _copy(location: str, folder: Path, is_wanted: Callable[[str], bool], places:
         raise SourceError(location, lost[0].removeprefix(f"{location} "))
     places.damage += lost
     return target
-
-
-def _copy_file(url: str, path: Path) -> str:
-    """Copy a file; why it cannot be read, as a sentence, or nothing.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("wb") as target:
-            for block in _read_blocks(url):
-                target.write(block)
-    except SourceError as error:
-        path.unlink()
-        return str(error)
-    return ""
-
-
-def _read_blocks(url: str) -> Iterator[bytes]:
-    """The content of a file.
-
-    Raises:
-        SourceError: It cannot be read.
-    """
-    with open_stored(url) as source:
-        while True:
-            try:
-                block = source.read(_BLOCK_BYTES)
-            except OSError as error:
-                raise SourceError(url, f"cannot be read: {error.strerror or error}") from None
-            if not block:
-                return
-            yield block

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,11 @@ from perfscope.sources.memory.recorded import find_histories, read_histories
 from perfscope.sources.runs.environment import Environment, read_environment
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.stores.location import is_url, join
-from perfscope.sources.stores.reading import list_below, read_all
+from perfscope.sources.stores.reading import copy_stored, list_below
 from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.run import Run
 from perfscope.wire.memory import MEMORY_FOLDER
 
-#: How many files are asked for together; they are in memory until they are written.
-_TOGETHER = 64
 #: A file of a rank lies directly in its folder; what lies deeper was left behind by a failure, and is large.
 _DEEPEST = 2
 
@@ -83,26 +81,12 @@ def _copied(location: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[P
     Raises:
         SourceError: The store does not list its files, or they do not fit on the disk of temporary files.
     """
-    sizes = {name: size for name, size in sorted(list_below(location).items()) if is_wanted(name)}
+    names = sorted(filter(is_wanted, list_below(location)))
     with TemporaryDirectory(prefix="perfscope-") as folder:
         try:
-            lost = _copy(location, sizes, Path(folder))
+            lost = copy_stored({join(location, name): Path(folder) / name for name in names})
         except OSError as error:
             hint = "TMPDIR names a folder on another disk"
             problem = f"cannot be copied to {folder}: {error.strerror or error}"
             raise SourceError(location, problem, hint=hint) from None
         yield Path(folder), lost
-
-
-def _copy(location: str, sizes: Mapping[str, int], folder: Path) -> list[str]:
-    lost, names = [], list(sizes)
-    for start in range(0, len(names), _TOGETHER):
-        together = {name: sizes[name] for name in names[start : start + _TOGETHER]}
-        for name, content in read_all(location, together).items():
-            if isinstance(content, str):
-                lost.append(f"{join(location, name)} cannot be read: {content}")
-                continue
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    return lost

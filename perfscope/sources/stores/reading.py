@@ -10,7 +10,10 @@ import errno
 import glob
 import io
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
 from perfscope.constants import MIB
@@ -20,6 +23,8 @@ from perfscope.sources.stores.location import describe, failures, locate, url_of
 #: How much is asked for at once: enough that the time to the first byte does not count, little enough for many workers.
 AHEAD_BYTES = 4 * MIB
 FILE, FOLDER = "file", "directory"
+#: How many files are copied at the same time; each has one block in memory.
+_READERS = 16
 _TOO_LITTLE = "the store sent less of it than there is"
 
 
@@ -162,26 +167,33 @@ def list_below(location: str) -> dict[str, int]:
     }
 
 
-def read_all(location: str, sizes: Mapping[str, int]) -> dict[str, bytes | str]:
-    """The contents of files below a folder, by name; of one that cannot be read, the reason.
+def copy_stored(files: Mapping[str, Path]) -> list[str]:
+    """Copy files behind URLs, several at once; those that cannot be read, as sentences.
 
-    They are asked for together, where the file system can do that.
-
-    Args:
-        location: The folder.
-        sizes: The names of the files, with the bytes that each was listed with: what is shorter is not whole.
+    Raises:
+        OSError: A copy cannot be written.
     """
-    filesystem, path = locate(location)
-    paths = [f"{path.rstrip('/')}/{name}" for name in sizes]
-    # Not ``cat``, which takes a name with a bracket, an asterisk or a question mark for a pattern.
-    answers = filesystem.cat_ranges(paths, None, None, on_error="return")
-    return {name: _whole(answer, size) for (name, size), answer in zip(sizes.items(), answers, strict=True)}
+    with ThreadPoolExecutor(_READERS) as readers:
+        return [line for line in readers.map(_copy, files, files.values()) if line]
 
 
-def _whole(answer: Exception | bytes, size: int) -> bytes | str:
-    if isinstance(answer, Exception):
-        return describe(answer)
-    return bytes(answer) if len(answer) >= size else f"{_TOO_LITTLE}: {len(answer):,} of {size:,} bytes"
+def _copy(url: str, path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as target:
+            target.writelines(_blocks_of(url))
+    except SourceError as error:
+        path.unlink()
+        return str(error)
+    return ""
+
+
+def _blocks_of(url: str) -> Iterator[bytes]:
+    with open_stored(url) as source:
+        try:
+            yield from iter(partial(source.read, MIB), b"")
+        except OSError as error:
+            raise SourceError(url, f"cannot be read: {error.strerror or error}") from None
 
 
 def _is_begun(path: str) -> bool:

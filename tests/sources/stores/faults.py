@@ -1,8 +1,7 @@
-"""A proxy before a server of HTTP that throttles, breaks off, shortens, is silent, lists late and loses objects."""
+"""A proxy before a server of HTTP that throttles, breaks off, shortens, is silent and loses objects."""
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from collections import Counter
@@ -15,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 
 _BUSY = "SlowDown", "Please reduce your request rate."
 _GONE = "NoSuchKey", "The specified key does not exist."
-_LISTED = re.compile(rb"<(Contents|Blob)>.*?</\1>", re.DOTALL)
 #: What stands in the query of a listing: of S3, and of Azure.
 _LISTINGS = ("list-type", "comp=list")
 #: What the proxy writes itself.
@@ -34,7 +32,6 @@ class Faults:
         cut: How often the connection breaks in the middle of their content.
         shortened: How often half of their content is given as all of it.
         silent: How often nothing at all is answered.
-        unlisted: They are left out of listings.
         lost: They are listed, but not there.
         asked: How many GET requests there were for each key.
         pages: How many pages of listings were asked for.
@@ -47,7 +44,6 @@ class Faults:
     shortened: dict[str, int] = field(default_factory=dict)
     silent: dict[str, int] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
-    unlisted: str = ""
     lost: str = ""
     asked: Counter[str] = field(default_factory=Counter)
     pages: int = 0
@@ -64,11 +60,6 @@ class Faults:
 
     def is_lost(self, key: str) -> bool:
         return bool(self.lost) and self.lost in key
-
-    def list(self, content: bytes) -> bytes:
-        """A page of a listing without what is not listed."""
-        hidden = self.unlisted.encode()
-        return _LISTED.sub(lambda entry: b"" if hidden and hidden in entry[0] else entry[0], content)
 
 
 class _Proxy(ThreadingHTTPServer):
@@ -120,7 +111,6 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             content = response.read()
             is_cut = self.command == "GET" and not is_listing and faults.take(faults.cut, key)
-            content = faults.list(content) if is_listing else content
             if self.command == "GET" and not is_listing and faults.take(faults.shortened, key):
                 self._answer(response.status, response.getheaders(), content[: len(content) // 2])
                 connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import fsspec
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from perfscope.engine.run import analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
-from perfscope.sources.stores.reading import list_below, read_all
+from perfscope.sources.stores.reading import copy_stored, list_below
 from tests.sources.stores.conftest import RUN
 
 
@@ -56,18 +57,21 @@ def test_a_key_that_leads_out_of_the_folder_is_left_out(memory: fsspec.AbstractF
 def test_a_disk_that_cannot_hold_the_records_is_named(
     memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_full(path: Path, content: bytes) -> int:
+    def is_full(path: Path, mode: str) -> BinaryIO:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", is_full)
+    monkeypatch.setattr(Path, "open", is_full)
     with pytest.raises(SourceError, match=r"memory://bucket/run cannot be copied to \S+: No space left") as error:
         read_run_at("memory://bucket/run")
     assert error.value.hint == "TMPDIR names a folder on another disk"
 
 
 @pytest.mark.parametrize("name", ["ranks/00002/a[0].jsonl", "hosts/a*.json", "nvml/what?.bin", "[", "ranks/00001/*"])
-def test_a_name_that_looks_like_a_pattern_is_a_name(memory: fsspec.AbstractFileSystem, name: str) -> None:
+def test_a_name_that_looks_like_a_pattern_is_a_name(
+    memory: fsspec.AbstractFileSystem, name: str, tmp_path: Path
+) -> None:
     memory.pipe_file(f"/bucket/run/{name}", b"content")
     assert name in list_below("memory://bucket/run")
-    assert read_all("memory://bucket/run", {name: 7, "run.json": 1})[name] == b"content"
+    assert copy_stored({f"memory://bucket/run/{name}": tmp_path / "copy"}) == []
+    assert (tmp_path / "copy").read_bytes() == b"content"
     assert len(read_run_at("memory://bucket/run").ranks) == 4

@@ -81,12 +81,6 @@ def test_traces_in_a_store_give_what_they_give_on_disk(s3: str, ask: Ask) -> Non
     assert stored.inputs == tuple(f"s3://runs/zero1/traces/{name}" for name in TRACES)
 
 
-def test_a_trace_that_the_store_lists_late_is_asked_for_by_its_name(s3: str, ask: Ask, whole: str) -> None:
-    with faulty(s3, Faults(unlisted=TRACES[1])) as address:
-        analysis = ask(address)
-    assert (analysis.damage, answers(analysis)) == ((), whole)
-
-
 @pytest.mark.parametrize("status", [503, 429])
 def test_a_store_that_throttles_is_asked_again(s3: str, ask: Ask, whole: str, status: int) -> None:
     faults = Faults(throttled={TRACES[0]: 2, "ranks/00001/steps.jsonl": 2}, status=status)
