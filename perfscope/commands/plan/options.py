@@ -90,6 +90,7 @@ class LayoutOptions(NamedTuple):
         int | None,
         typer.Option(
             help="Global batch size: sequences in one step over all GPUs.",
+            show_default="enough micro-batches to fill a pipeline",
             rich_help_panel=_LAYOUT,
         ),
     ] = None
