@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch.profiler import profile, record_function
 
-from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
 from tests.analyzers.tflops.making import answer
 from tests.analyzers.tflops.networks import Decoder, Shape, counted_flops_per_token
 
@@ -100,37 +98,6 @@ def test_a_trace_alone_tells_its_operations(traced: Path, recomputed: Path) -> N
     assert again["flops_per_step"] == counted_flops_per_token(SHAPE, SEQ_LEN, recompute=True) * BATCH * SEQ_LEN
     assert (plain["recomputed_share"], again["recomputed_attention"]) == (0, 1)
     assert 0.9 < again["recomputed_share"] < 1
-
-
-def test_products_do_not_depend_on_how_the_file_is_laid_out(traced: Path, tmp_path: Path) -> None:
-    """One event a line, everything in one line, and a layout that has to be parsed as a whole."""
-    wanted = BASIC_EVENTS | Events.PRODUCTS
-    expected = read_trace(traced, wanted).products
-    assert expected is not None
-    assert expected.products
-    document = json.loads(traced.read_text())
-    events = [{"ph": each["ph"], "cat": each.get("cat", ""), **each} for each in document["traceEvents"]]
-    other = [{"args": each.get("args", {}), **each} for each in document["traceEvents"]]
-    path = tmp_path / "rank0.pt.trace.json"
-    for written in (
-        json.dumps({"traceEvents": events}),
-        json.dumps({"traceEvents": events}, separators=(",", ":")),
-        json.dumps({"traceEvents": other}, indent=4),
-    ):
-        path.write_text(written)
-        found = read_trace(path, wanted).products
-        assert found is not None
-        assert set(found.products) == set(expected.products)
-        for column in ("scope", "start_ns", "end_ns"):
-            assert sorted(getattr(found.scopes, column)) == sorted(getattr(expected.scopes, column))
-        assert len(found.scopes)
-        assert found.calls.is_tracked is not None
-        assert expected.calls.is_tracked is not None
-        assert found.calls.is_tracked.sum() == expected.calls.is_tracked.sum() > 0
-
-
-def test_products_are_looked_for_only_where_they_are_wanted(traced: Path) -> None:
-    assert read_trace(traced, ALL_EVENTS).products is None
 
 
 def test_attention_without_a_kernel_is_not_counted_twice(tmp_path: Path) -> None:

@@ -189,17 +189,6 @@ def test_memory_one_f_one_b_holds_p_micro_batches_and_gpipe_all_of_them() -> Non
     assert max(peak_in_flight(order) for order in make_plan(Schedule.ZB_H2, 4, 8).orders) == 7
 
 
-def test_a_transfer_delays_every_hop_of_the_first_micro_batch() -> None:
-    timeline = simulate(make_plan(Schedule.GPIPE, 3, 1), _equal(3, 3, (10, 10, 10), transfer=4))
-    assert timeline.section == 3 * 30 + 4 * 4
-
-
-def test_a_slow_stage_sets_the_pace() -> None:
-    timing = UniformTiming((1, 3, 1), (2, 6, 2), (0, 0, 0), (0, 0, 0))
-    few, many = (simulate(make_plan(Schedule.ONE_F_ONE_B, 3, count), timing).section for count in (10, 11))
-    assert many - few == 9
-
-
 def test_an_order_that_can_never_run_is_named() -> None:
     backwards_first = PassOrder(1, 1, ((single_block(PassKind.BACKWARD, 0, 0), single_block(PassKind.FORWARD, 0, 0)),))
     with pytest.raises(Deadlock, match="device 0 waits forever before B0 of stage 0"):

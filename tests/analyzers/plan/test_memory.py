@@ -149,13 +149,6 @@ def test_the_fuller_end_of_a_pipeline_counts() -> None:
     assert many.activations == activation_bytes(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
 
 
-def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
-    model = preset("gpt3-13b")
-    alone = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
-    filled = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
-    assert filled == 4 * alone
-
-
 def test_interleaving_holds_a_little_more_in_flight() -> None:
     """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
     model = preset("gpt3-13b")
@@ -172,12 +165,3 @@ def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
     mixtral = preset("mixtral-8x7b")
     visited = activation_bytes(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
     assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
-
-
-def test_fp32_keeps_16_bytes_of_another_kind() -> None:
-    mixed, full = (
-        state_bytes_of(StatePrecision.MIXED, OptimizerKind.ADAM),
-        state_bytes_of(StatePrecision.FP32, OptimizerKind.ADAM),
-    )
-    assert (mixed.weights, mixed.gradients, mixed.optimizer, mixed.checkpoint) == (2, 2, 12, 14)
-    assert (full.weights, full.gradients, full.optimizer, full.checkpoint) == (4, 4, 8, 12)

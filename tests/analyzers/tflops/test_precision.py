@@ -27,13 +27,10 @@ H200 = find_gpu("h200-sxm")
 #: Names of kernels of real trainings, shortened behind what tells their type.
 PRODUCTS = {
     "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT": "bf16",
-    "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT": "fp16",
     "nvjet_sss_128x256_32x4_1x2_h_bz_TNT": "tf32",
     "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT": "fp8",
     "nvjet_sm100_ootst_128x256_Avec16UE4M3_Bvec16UE4M3_TNT": "fp4",
-    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off": "bf16",
     "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1": "tf32",
-    "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x64x64": "fp8",
     "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw": "tf32",
     "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn": "bf16",
     "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x5_tn": "fp16",
@@ -43,7 +40,6 @@ PRODUCTS = {
     "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>(Params)": "tf32",
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>(Params)": "bf16",
     "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_64x128x128": "fp8",
-    "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 4096u>": "fp8",
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>": "bf16",
     "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, cutlass::half_t>>":
         "fp16",
