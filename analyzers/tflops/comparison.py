@@ -1,9 +1,9 @@
 """The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
 
 MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
-Each convention states one of the two. The variants are the other passes of a formula, other versions of code, and each
-convention with the recomputed operations added. Letters of formulas: L layers, h hidden size, a heads of d_qk and d_v
-dimensions, V vocabulary, s sequence length, N parameters.
+Each convention states one of the two. The variants are the other passes of a formula, and other versions of code.
+Letters of formulas: L layers, h hidden size, a heads of d_qk and d_v dimensions, V vocabulary, s sequence length, N
+parameters.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def compare(step: Step) -> tuple[Convention, ...]:
 
 
 def variants(step: Step) -> tuple[Convention, ...]:
-    """The other passes of the formulas that have them, other versions of code, and all with recomputation added."""
+    """The other passes of the formulas that have them, and other versions of code."""
     found = [
         _bigscience(step, kind, f"bigscience_{bigscience_passes(kind)}_passes")
         for kind in (Checkpointing.NONE, Checkpointing.FULL)
@@ -166,9 +166,6 @@ def variants(step: Step) -> tuple[Convention, ...]:
             ),
             *other_torchtitan,
         ]
-    if step.checkpointing is not Checkpointing.NONE:
-        by_dimensions = _by_formulas(step, _NEED_DIMENSIONS) if step.model else ()
-        found += [_add_recomputation(step, convention) for convention in (_six_n(step), *by_dimensions)]
     return tuple(found)
 
 
@@ -234,35 +231,6 @@ def _evaluate(
         hfu=share if recomputes else None,
         reason=reason,
     )
-
-
-def _add_recomputation(step: Step, convention: Convention) -> Convention:
-    """A convention that counts no recomputation, with the recomputed operations added."""
-    recomputed, term = _recomputed_per_token(step, convention.name)
-    source = f"{convention.source}; recomputation added by perfscope"
-    total = (convention.flops_per_token or 0) + recomputed
-    return _evaluate(
-        step,
-        f"{convention.name}+recomputation",
-        _Formula(f"{convention.formula} + {term}", source),
-        total,
-        recomputes=True,
-    )
-
-
-def _recomputed_per_token(step: Step, name: str) -> tuple[int, str]:
-    """Operations that are repeated, counted as the convention counts them the first time, and their formula."""
-    model = step.model
-    if model is None:
-        return (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
-    is_full = step.checkpointing is Checkpointing.FULL
-    products, of_layers = (per_token.recomputed_products(model), "2 N of the layers") if is_full else (0, "")
-    if name == "6n":
-        return products, of_layers or "0"
-    halved = name == "megatron_core"
-    scores = per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)
-    of_scores = f"{1 if halved else 2} L a (d_qk + d_v) s"
-    return products + scores, " + ".join(filter(None, (of_layers, of_scores)))
 
 
 def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str, ...]:

@@ -96,18 +96,6 @@ def test_an_unknown_gpu_gives_no_mfu_and_says_so() -> None:
     assert "tpu-v9" in ask(*LLAMA, "--gpu", "tpu-v9").stderr
 
 
-def test_there_is_an_hfu_for_each_convention() -> None:
-    """mfu x (1 + recomputed / model operations), the layers' forward pass once more."""
-    document = answer(*LLAMA, "--gpu", "h200-sxm", "--seq-len", 8192)
-    plain, others = by_name(document), by_name(document, "variants")
-    for name in ("6n", "megatron_core", "torchtitan", "palm"):
-        hfu = others[f"{name}+recomputation"]["hfu"]
-        assert plain[name]["mfu"] < hfu < plain[name]["mfu"] * 4 / 3
-    forward_of_layers = 2 * (8_030_261_248 - 2 * 128256 * 4096 - 65 * 4096)
-    added = others["6n+recomputation"]["flops_per_token"] - plain["6n"]["flops_per_token"]
-    assert added == forward_of_layers
-
-
 def test_a_mixture_counts_the_experts_per_token() -> None:
     found = by_name(answer("tflops", "--model", "mixtral-8x7b", "--gbs", 64, "--time", 1))
     assert found["6n"]["flops_per_token"] == 6 * 12_879_925_248

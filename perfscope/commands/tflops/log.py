@@ -95,8 +95,7 @@ class StepLog(NamedTuple):
         """Find the convention that the log's own TFLOPs follow."""
         log = self.log
         likely = _LIKELY.get(log.framework or "", set())
-        candidates = [convention for convention in conventions if "+" not in convention.name]
-        likely_first = sorted(candidates, key=lambda convention: convention.name not in likely)
+        likely_first = sorted(conventions, key=lambda convention: convention.name not in likely)
         log_match = match_log(_list_allowed(log, step), likely_first)
         mistakes = _find_size_mistakes(log, step.model)
         data: Json = {
