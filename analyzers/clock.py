@@ -26,8 +26,6 @@ from perfscope.result import Column, Doc, Figures, InUnitIfKnown, Result, Table,
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
-_FEWEST_RANKS = 2
-
 
 class RankClock(Figures, frozen=True):
     """One rank's clock against the reference's."""
@@ -146,7 +144,7 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, s
         return links  # all are of one host
     for key, calls in calls_of_groups(partials).items():
         numbered = {rank: of_rank for rank, of_rank in calls.items() if rank >= 0}
-        if key.sender == ABSENT and len(numbered) >= _FEWEST_RANKS:
+        if key.sender == ABSENT and len(numbered) > 1:
             _link_group(match(numbered, with_ends=True), hosts, links)
     return links
 

@@ -39,12 +39,9 @@ CONFIDENCE = 0.95
 BETWEEN_RUNS = 0.004
 #: What is added to it, as a share of the standard deviation of steps.
 _BETWEEN_RUNS_OF_SPREAD = 1.0
-#: Fewer steps cannot tell.
-FEWEST_VALUES = 2
 #: Stretches of a run; fewer than two steps a stretch are taken for independent.
 _STRETCHES = 8
 _MAD_TO_DEVIATION = 1.4826
-_SEVERAL = 2
 
 
 class Variation(StrEnum):
@@ -145,11 +142,11 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE, betw
             estimates it from how much steps spread.
     """
     middle = log(b.centre / a.centre)
-    if max(len(a.runs), len(b.runs)) >= _SEVERAL:
+    if max(len(a.runs), len(b.runs)) > 1:
         half = _between_runs(a, b, confidence)
         return Delta(a.centre, b.centre, (expm1(middle - half), expm1(middle + half)), Variation.RUNS)
     fewest = min(a.count, b.count)
-    if fewest < FEWEST_VALUES:
+    if fewest <= 1:
         return Delta(a.centre, b.centre, None, Variation.NONE, _too_few(a.count, b.count))
     half = _between_steps(a, b, confidence)
     allowance = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 * _variance_between_runs(a, b, between_runs)
@@ -171,7 +168,7 @@ def exact_change(a: float, b: float) -> Delta:
 def welch_half_width(first: Sequence[float], second: Sequence[float], confidence: float) -> float | None:
     """Half of Welch's interval of the difference of two means; None where it cannot be told."""
     sides = [np.asarray(values, np.float64) for values in (first, second)]
-    several = [values for values in sides if len(values) >= _SEVERAL]
+    several = [values for values in sides if len(values) > 1]
     if not several:
         return None
     variances = [float(values.var(ddof=1)) for values in several]
@@ -188,7 +185,7 @@ def welch_half_width(first: Sequence[float], second: Sequence[float], confidence
 
 def _too_few(a: int, b: int) -> str:
     counts = f"{a:,} against {b:,} steps" if a != b else f"{a:,} step{'s' if a != 1 else ''} of each side"
-    return f"{counts}: an interval needs at least {FEWEST_VALUES} of each"
+    return f"{counts}: an interval needs at least 2 of each"
 
 
 def _between_runs(a: Samples, b: Samples, confidence: float) -> float:

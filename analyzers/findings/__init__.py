@@ -31,7 +31,6 @@ RULES: tuple[Finder, ...] = tuple(
 )
 #: A finding that regains a smaller share of a step is not worth a line.
 SMALLEST_SHARE = 0.02
-_SMALLEST_US = 50.0
 #: A replay that is farther from the measured step misses something that the job waited for.
 _LARGEST_ERROR = 0.02
 #: A saving stands out of the noise of the steps where it is so many times larger.
@@ -127,7 +126,7 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
     step_us = training.step_us
     if not step_us:
         return ()
-    least_us = max(SMALLEST_SHARE * step_us, _SMALLEST_US)
+    least_us = SMALLEST_SHARE * step_us
     found: list[tuple[Finder, Finding]] = []
     for rule in rules:
         cause = rule.find(training)

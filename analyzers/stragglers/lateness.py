@@ -41,8 +41,6 @@ _SIGNIFICANT = 0.02
 _MORE_WORK = 1.05
 #: A step in which work is waited for longer by this share of a median step had a slow network.
 _SLOW_NETWORK = 0.25
-#: ... and by so many times the usual delay of a thread that has no processor.
-_DELAYS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,8 +279,7 @@ def _find_slow_network(parts: ComparedSteps, median_ns: float) -> list[Lateness]
     least = parts.parts_ns[HostPart.EXCHANGE].min(axis=0)
     beyond = np.asarray(least - np.median(least), np.float64)
     delay_ns = parts.parts_ns[HostPart.NO_PROCESSOR].max(axis=0)
-    usual_ns = max(_SLOW_NETWORK * median_ns, _DELAYS * float(np.median(delay_ns)))
-    slow = (beyond > usual_ns) & (beyond > delay_ns)
+    slow = (beyond > _SLOW_NETWORK * median_ns) & (beyond > delay_ns)
     cost_ns = round(float(beyond[slow].sum()))
     if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
         return []

@@ -22,10 +22,9 @@ from perfscope.errors import MissingInput
 from perfscope.report import Cell, Section
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
+from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges
 
-_FEWEST_RANKS = 2
-_FEWEST_STEPS = 5
 _MOST_RANKS = 16
 
 
@@ -199,17 +198,17 @@ def analyze(run: Run) -> LateRanks:
         MissingInput: There are not two ranks with the same steps.
     """
     tables = last_attempts(run.steps)
-    if len(tables) < _FEWEST_RANKS:
+    if len(tables) <= 1:
         raise MissingInput("needs two ranks or more that completed steps")
     if all(table.host is None for table in tables):
         raise MissingInput("this run did not record what its hosts did in each step")
     parts = split_steps(tables)
-    if parts is not None and len(parts.step) < _FEWEST_STEPS:
+    if parts is not None and len(parts.step) < FEWEST_STEPS:
         parts = None
     has_stages = _has_stages(run)
     devices = compare_devices(tables, run, has_stages=has_stages)
     if parts is None and not devices.paces:
-        raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
+        raise MissingInput(f"the ranks have fewer than {FEWEST_STEPS} steps in common that can be compared")
     counts_compute = parts is not None and parts.times_exchange and not has_stages
     lateness: list[Lateness] = []
     if parts is not None:

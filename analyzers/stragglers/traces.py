@@ -43,7 +43,6 @@ from perfscope.units import format_ranges
 #: The wait that makes a rank a straggler, as a share of the longest window.
 SIGNIFICANT_FRACTION = 0.01
 _MOST_ROWS = 40
-_FEWEST_RANKS = 2
 
 
 #: The axes whose groups may have ranks of several stages.
@@ -309,7 +308,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
 
 def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Members) -> GroupWait | None:
     """The waits of one group; None where it has no collective that two ranks made together."""
-    if len(calls) < _FEWEST_RANKS:
+    if len(calls) <= 1:
         return None
     matched = match(calls)
     synchronises = np.array([kind.operation in (*SYNCHRONISING, "") for kind in matched.kinds], np.bool_)
@@ -391,7 +390,7 @@ class _Members:
         last = {rank.number for rank in group.ranks if rank.excess_wait >= significant}
         profiles = {rank.number: self._profiles[rank.number] for rank in group.ranks if rank.number in self._profiles}
         steps = common_steps(profile.steps for profile in profiles.values())
-        if group.pipeline or not last or not steps or len(profiles) < _FEWEST_RANKS:
+        if group.pipeline or not last or not steps or len(profiles) <= 1:
             return group
         parts = {rank: own.parts[:, np.isin(own.steps, steps)].sum(axis=1) for rank, own in profiles.items()}
         every = self.comparison.paces if self.comparison else {}

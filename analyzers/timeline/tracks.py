@@ -27,7 +27,6 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 _BUSY = ("compute", "compute beside communication", "exposed communication", "exposed copy")
 #: What a device does at a moment; while it is idle, what it waits for.
 STATES = (*_BUSY, *(f"idle: {cause.replace('_', ' ')}" for cause in CAUSES))
-_FEWEST_RANKS = 2
 
 
 class TrackStep(Struct, frozen=True):
@@ -281,7 +280,7 @@ def _join_operations(
 ) -> Iterator[JoinedOperation]:
     for key, members in calls_of_groups(partials).items():
         numbered = {rank: calls for rank, calls in members.items() if rank >= 0}
-        if len(numbered) < _FEWEST_RANKS:
+        if len(numbered) <= 1:
             continue
         matched = match(numbered, with_ends=True)
         offsets = np.array([clocks.get(rank, ClockShift()).offset_ns for rank in matched.ranks], np.int64)
