@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
 from perfscope.analyzers.shared.parts import COLUMNS, DeviceStep, Parts, split
-from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
+from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
 from perfscope.report import Column, Section, long_table
@@ -254,7 +254,7 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
         notes.append(
-            f"No profiler steps in the trace of rank {list_labels(without_steps, MANY_RANKS)}: only totals are "
+            f"No profiler steps in the trace of rank {', '.join(without_steps[:MANY_RANKS])}: only totals are "
             "reported. Its row is the whole window, in which the number of steps may differ from rank to rank."
         )
     return (*notes, *_step_notes(ranks), *_doubt_silence(ranks))

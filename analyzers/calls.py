@@ -24,7 +24,7 @@ from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
 SYNCHRONISATION, PAGEABLE, ALLOCATION = KINDS = "synchronisation", "pageable", "allocation"
@@ -241,22 +241,12 @@ def _name_callers(trace: Trace, blocking: HostSpans) -> list[tuple[str, str]]:
     """For each call the outermost operator that may wait, and the innermost function of the script, around it."""
     is_function = np.array([_SCRIPT in name for name in trace.names], np.bool_)[trace.callers.name]
     operators, functions = trace.callers.take(~is_function), trace.callers.take(is_function)
+
+    def around(spans: HostSpans, moment: int, thread: int, place: int) -> str:
+        rows = np.flatnonzero((spans.start_ns <= moment) & (spans.end_ns > moment) & (spans.thread == thread))
+        return trace.names[spans.name[rows[place]]] if len(rows) else ""
+
     return [
-        (_outermost(trace, operators, start, thread), _innermost(trace, functions, start, thread))
+        (around(operators, start, thread, 0), around(functions, start, thread, -1))
         for start, thread in zip(blocking.start_ns.tolist(), blocking.thread.tolist(), strict=True)
     ]
-
-
-def _around(spans: HostSpans, moment: int, thread: int) -> Bool:
-    """Which spans of a thread contain a moment."""
-    return np.asarray((spans.start_ns <= moment) & (spans.end_ns > moment) & (spans.thread == thread))
-
-
-def _outermost(trace: Trace, operators: HostSpans, moment: int, thread: int) -> str:
-    rows = np.flatnonzero(_around(operators, moment, thread))
-    return trace.names[operators.name[rows[0]]] if len(rows) else ""
-
-
-def _innermost(trace: Trace, functions: HostSpans, moment: int, thread: int) -> str:
-    rows = np.flatnonzero(_around(functions, moment, thread))
-    return trace.names[functions.name[rows[-1]]] if len(rows) else ""

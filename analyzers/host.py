@@ -41,9 +41,7 @@ _WRAPPERS = ("autograd::engine::evaluate_function",)
 _LOADING = ("enumerate(DataLoader)",)
 #: How the profiler writes a function that is not written in Python: ``<built-in function sleep>``,
 #: ``<built-in method read of _io.FileIO object at 0x7f>``.
-_BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of (?P<owner>.*))?>")
-_ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
-_LONGEST_OWNER = 40
+_BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of .*)?>")
 
 
 class HostParts(Figures, frozen=True, array_like=True):
@@ -338,9 +336,7 @@ def _describe(name: str, caller: str) -> tuple[str, str]:
     match = _BUILT_IN.fullmatch(name)
     if match is None:
         return name, ""
-    call, owner = match["call"], _ADDRESS.sub("", match["owner"] or "")
-    is_short = owner and len(owner) <= _LONGEST_OWNER and not owner.startswith("type")
-    return caller, f"{call} of {owner}" if is_short else call
+    return caller, match["call"]
 
 
 def _names_starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:

@@ -20,16 +20,6 @@ def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:
     ]
 
 
-def list_labels(labels: Sequence[str], most: int) -> str:
-    """The first labels, and how many others there are.
-
-    >>> list_labels(["0", "1", "2"], 2), list_labels(["0", "1"], 2)
-    ('0, 1 and 1 more', '0, 1')
-    """
-    more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + more
-
-
 def rank_cell(ranks: Sequence[int]) -> str | int | None:
     """Ranks as a cell of a table."""
     if not ranks:
