@@ -193,7 +193,7 @@ def _read_files(path: Path, folder: Path, selection: SelectedCheckpoint) -> Chec
             with without_collection():
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
-    missing = [problem for problem in find_missing(selection.sizes, reading.world) if not _is_there(problem, selection)]
+    missing = find_missing(selection.sizes, reading.world)
     indexes = [name for name in selection.sizes if name.endswith(INDEX_ENDINGS)]
     stored = {file.path: sum(group.bytes for group in file.holds or ()) for file in files}
     wrong = [text for name in indexes for text in check_index(folder, name, selection.sizes, sum(stored.values()))]
@@ -210,13 +210,6 @@ def _read_files(path: Path, folder: Path, selection: SelectedCheckpoint) -> Chec
         notes=selection.notes,
         tied=next(iter(reading.tied.values()), None),
     )
-
-
-def _is_there(missing: str, selection: SelectedCheckpoint) -> bool:
-    """Whether a file that is said to be missing is there, but cannot be read: that is said already."""
-    name, is_missing, _ = missing.partition(" is missing: ")
-    path = f"{selection.folder}/{name}" if selection.folder else name
-    return bool(is_missing) and any(problem.startswith((f"{name} ", f"{path} ")) for problem in selection.damage)
 
 
 def _find_emptiness(reading: _Reading, files: Sequence[CheckpointFile]) -> list[str]:
