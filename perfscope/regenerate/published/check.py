@@ -201,17 +201,10 @@ def leave_conventions(checked: CheckedTables) -> CheckedTables:
         if not others:
             continue
         left |= {(cell.line, cell.span.start) for cell in others}
-        if cells[0].quantity == _Q.TFLOPS:
-            shares = [_ratio(cell) - 1 for cell in others]
-            described.append(
-                f"line {line}: {len(others)} of {len(cells)} TFLOPs are off by {float(min(shares)):+.1%} to "
-                f"{float(max(shares)):+.1%}: they may follow another convention, or a log; they are left as they are"
-            )
-        else:
-            described.append(
-                f"line {line}: {len(others)} of {len(cells)} cells of {column} are far from what the rows give: "
-                "they may be relative to something that the table does not show; they are left as they are"
-            )
+        described.append(
+            f"line {line}: {len(others)} of {len(cells)} cells of {column} may follow another convention, or a log: "
+            "they are left as they are"
+        )
     judged = tuple(
         replace(cell, verdict=CellVerdict.CONVENTION) if (cell.line, cell.span.start) in left else cell
         for cell in checked.cells
