@@ -68,7 +68,7 @@ class WindowTimeline(Struct, frozen=True, eq=False):
     def through(cls, moments_ns: Int64, same_ns: Int64) -> WindowTimeline:
         """A timeline through pairs of moments, of which there must be at least one.
 
-        Threads that launch at the same time need not do so in the same order again: a pair that is not later than all
+        Threads that launch at the same time need not do so in the same order again. A pair that is not later than all
         before it in both windows is left out.
         """
         order = np.lexsort((same_ns, moments_ns))
