@@ -16,26 +16,25 @@ from rich.text import Text
 
 from perfscope.renderers import Terminal
 from perfscope.renderers.cells import ABSENT, is_numeric, to_line, to_text
-from perfscope.renderers.terminal.lines import DOUBT, FAINT, HEADING, console_of, plain, wrap
+from perfscope.renderers.terminal.lines import DOUBT, FAINT, HEADING, console_of, plain
 from perfscope.report import Report, Section, escape_control_characters
 
 #: Of a column of texts, which wrap.
 _NARROWEST_TEXT = 12
 #: Between columns: one blank of a cell, one of the box.
 _PADDING = 2
-_ANY_NUMBER = 10_000
 
 
 def draw_sections(report: Report, terminal: Terminal) -> str:
     """Write the title, every section, and the warnings."""
     console = console_of(terminal)
-    _print(console, wrap(plain(report.title, "bold"), terminal, _ANY_NUMBER))
+    console.print(plain(report.title, "bold"))
     for section in report.sections:
         console.print()
-        _print(console, wrap(plain(section.title, HEADING), terminal, _ANY_NUMBER))
+        console.print(plain(section.title, HEADING))
         _draw(console, section, terminal)
     for warning in report.warnings:
-        _print(console, wrap(plain(f"Warning: {warning}", DOUBT), terminal, _ANY_NUMBER, indent=2))
+        console.print(plain(f"Warning: {warning}", DOUBT))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -52,12 +51,7 @@ def _draw(console: Console, section: Section, terminal: Terminal) -> None:
         text.truncate(terminal.width, overflow="ellipsis")
         console.print(text, no_wrap=True)
     for note in section.notes:
-        _print(console, wrap(plain(f"- {note.replace('**', '').replace('`', '')}", FAINT), terminal, _ANY_NUMBER, 2))
-
-
-def _print(console: Console, lines: Sequence[Text]) -> None:
-    for line in lines:
-        console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+        console.print(plain(f"- {note.replace('**', '').replace('`', '')}", FAINT))
 
 
 @dataclass(frozen=True, slots=True)
