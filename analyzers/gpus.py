@@ -30,7 +30,7 @@ _PCIE_WRAP = 2**32
 _NO_READINGS = Readings(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-class SampledGpu(Figures, frozen=True):
+class GpuUsage(Figures, frozen=True):
     """An entry of ``results.gpus``; means are over NVML's samples between the first and the last step."""
 
     host: Annotated[str, Doc("Its machine.")]
@@ -65,7 +65,7 @@ class Gpus(ResultList, frozen=True):
         notes: What a reader must know.
     """
 
-    gpus: tuple[SampledGpu, ...]
+    gpus: tuple[GpuUsage, ...]
     notes: tuple[str, ...]
 
     TABLES = (
@@ -137,11 +137,11 @@ def _is_visible(gpu: GpuSamples, run: Run) -> bool:
     return not visible_to or any(visible is None or gpu.uuid in visible for visible in visible_to)
 
 
-def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> SampledGpu | None:
+def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> GpuUsage | None:
     during = _during_training(gpu.t_ns, run, gpu.host)
     if not during.any():
         return None
-    return SampledGpu(
+    return GpuUsage(
         host=gpu.host,
         uuid=gpu.uuid,
         name=gpu.name,
@@ -198,7 +198,7 @@ def _read_counter(gpu: GpuSamples, counter: str, during: Bool) -> Readings:
     return _NO_READINGS if column is None else read_column(gpu.t_ns[during], column[during])
 
 
-def _notes(gpus: Sequence[SampledGpu], run: Run, hidden: int) -> tuple[str, ...]:
+def _notes(gpus: Sequence[GpuUsage], run: Run, hidden: int) -> tuple[str, ...]:
     notes = []
     for limit, default in sorted({(gpu.power_limit_w, gpu.power_limit_default_w) for gpu in gpus}, key=str):
         if limit is not None and default is not None and limit < default:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.breakdown import Breakdown, RankParts
     from perfscope.analyzers.calls import Calls, RankBlockingCalls
     from perfscope.analyzers.collectives import Collectives, GroupOperation
-    from perfscope.analyzers.gpus import Gpus, SampledGpu
+    from perfscope.analyzers.gpus import Gpus, GpuUsage
     from perfscope.analyzers.host import HostRank, HostTime
     from perfscope.analyzers.idle import Idle, RankIdle
     from perfscope.analyzers.kernels import Kernels, KernelWork
@@ -385,7 +385,7 @@ class TracedRun:
         collectives = self.results.collectives
         return numbered("/collectives/operations", collectives.operations if collectives is not None else ())
 
-    def gpu_of(self, uuid: str) -> tuple[str, SampledGpu] | None:
+    def gpu_of(self, uuid: str) -> tuple[str, GpuUsage] | None:
         """A GPU by its UUID."""
         gpus = numbered("/gpus", self.results.gpus.gpus if self.results.gpus is not None else ())
         return next((entry for entry in gpus if entry[1].uuid == uuid), None)
