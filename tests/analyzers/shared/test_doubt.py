@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from perfscope import wire
 from perfscope.analyzers.collectives.bandwidth import bus_factor, check_busbw
 from perfscope.analyzers.shared.doubt import check_share
 from perfscope.models.hardware import find_gpu, gpus
@@ -144,29 +143,3 @@ def test_nothing_that_was_measured_on_real_gpus_is_doubted(run: str) -> None:
     assert "Withheld" not in text
     assert "Doubtful" not in text
     assert 0.05 < results["mfu"]["mfu"] < 0.6
-
-
-def test_a_rank_that_counts_half_of_its_twin_is_doubted(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, "NVIDIA H200")
-    (run / wire.TRACES_FOLDER).mkdir()
-
-    def trace(rank: int, products: int) -> None:
-        events: list[Event] = [step(4, 0, 9_000_000)]
-        events += [
-            {**call("aten::mm", 1_000 * number, 1_000 * number + 500, launch=number), "cat": "cpu_op", "args": {
-                "Input type": ["c10::BFloat16", "c10::BFloat16"], "Input Dims": [[64, 64], [64, 64]]}}
-            for number in range(1, products + 1)
-        ]  # fmt: skip
-        write(run / wire.TRACES_FOLDER / f"node_{rank}.1.pt.trace.json", events, **distributed(rank, 2))
-
-    trace(0, 8)
-    trace(1, 8)
-    assert not any("Doubtful" in note for note in mfu_of(run)["notes"])
-    trace(1, 4)
-    (note,) = (note for note in mfu_of(run)["notes"] if "Doubtful" in note)
-    assert "rank 1 counted 50%" in note.replace("50 %", "50%")
-    # Stages of a pipeline differ by right.
-    for rank in (0, 1):
-        place = {"coordinates": {"dp": 0, "pp": rank, "tp": 0}}
-        (run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(place))
-    assert not any("Doubtful" in note for note in mfu_of(run)["notes"])
