@@ -9,8 +9,8 @@ last collectives of a process. It reads its environment variables when the first
 right before. Python's faulthandler writes the stacks of a process that dies of a fatal signal; the signal then ends the
 process as it would have.
 
-Of a stall or a failure the record is written first and what may take long or fail comes later, so that a process that
-is killed meanwhile leaves at least the record. Nothing here waits for a device, for another rank or for a collective.
+The record of a stall or a failure is written first, and what may take long or fail comes later. A process that is
+killed meanwhile leaves at least the record. Nothing here waits for a device, for another rank or for a collective.
 """
 
 from __future__ import annotations
