@@ -8,14 +8,10 @@ from benchmarks.code_statistics import ROOT, Checkout, Row, measure
 
 #: Figures that are above their target yet, and the most that they may be meanwhile. They only fall.
 REACHED_SO_FAR = {
-    "Lines of Python that ship": 87_400,
-    "Lines of tests": 51_800,
-    "Files of fixtures": 1_380,
-    "Class names of several modules": 68,
-    "Thresholds": 745,
+    "Lines of Python that ship": 79_100,
+    "Lines of tests": 42_000,
+    "Thresholds": 560,
     "Entries of analyzers/ that no command line takes": 1,
-    "Lines of docs": 3_500,
-    "Reports": 13,
 }
 ROWS = measure(Checkout(ROOT))
 
