@@ -148,8 +148,8 @@ def _is_disturbed(every: Int64, disturbed: Sequence[Int64]) -> Bool:
 def _runs_ahead(tables: Sequence[Steps], numbers: Int64, walls_ns: Int64) -> Bool:
     """Where hosts only ran ahead of their devices: after a start or a wait they fill the queue of launches.
 
-    These steps do the usual work, follow a break or each other, and are far shorter than the others. No longer step
-    makes up for them: the mean is below the median.
+    These steps do the usual work, follow a break or each other, and are far shorter than the others. No longer steps
+    make up for them, as they do where a host waits for its device in every tenth step.
     """
     none = np.zeros(len(walls_ns), np.bool_)
     if not len(walls_ns) or not any(table.memory_peak_bytes.count() for table in tables):
@@ -162,7 +162,9 @@ def _runs_ahead(tables: Sequence[Steps], numbers: Int64, walls_ns: Int64) -> Boo
     of_run[1:] |= follows & short[:-1]
     of_run[:-1] |= follows & short[1:]
     filling = short & of_run
-    is_filling = filling.sum() < _MOST_AHEAD * len(short) and walls_ns.mean() < usual_ns
+    lacking_ns = (usual_ns - walls_ns[filling]).sum()
+    made_up_ns = (walls_ns - usual_ns)[walls_ns > (2 - _AHEAD) * usual_ns].sum()
+    is_filling = filling.sum() < _MOST_AHEAD * len(short) and made_up_ns < lacking_ns / 2
     return np.asarray(filling if is_filling else none, np.bool_)
 
 
