@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import stat
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,35 +58,3 @@ def test_the_workflow_compares_and_comments(tmp_path: Path) -> None:
     summary = (tmp_path / "summary.md").read_text()
     assert summary.startswith("# runs against baselines/train.json: ")
     assert "the run is the unit" in summary
-
-
-def test_the_plugin_is_registered_for_pytest() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"perfscope": "perfscope.testing"}
-
-
-def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """pytest as in a project of its own; an installation from before the plugin lacks its entry point."""
-    is_installed = any(
-        point.value == "perfscope.testing" for point in importlib.metadata.entry_points(group="pytest11")
-    )
-    load = [] if is_installed else ["-p", "perfscope.testing"]
-    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(folder), *load, *options, str(folder)]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_the_fixture_of_the_guide_saves_a_baseline_and_compares_with_it(tmp_path: Path) -> None:
-    example = GUIDE.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "test_example.py").write_text(example)
-    without = pytest_in(tmp_path)
-    assert without.returncode == 1
-    assert "there is no baseline" in without.stdout
-    assert pytest_in(tmp_path, "--perfscope-update").returncode == 0
-    assert (tmp_path / "baselines" / "step.json").read_text().startswith('{\n "schema": "perfscope/baseline/1"')
-    slow = example.replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.05)")
-    (tmp_path / "test_example.py").write_text(slow)
-    slower = pytest_in(tmp_path)
-    assert slower.returncode == 1
-    assert "% slower (interval +" in slower.stdout
-    assert "step_time>+50% is exceeded" in slower.stdout
