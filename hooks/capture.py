@@ -230,13 +230,15 @@ class Capture:
             self._look_at_precision()
         return self.on_forward(args, kwargs, in_training_mode=in_training_mode)
 
-    def on_gradients_cleared(self, _optimizer: object, now_ns: int | None = None) -> None:
+    def on_gradients_cleared(self, optimizer: object, now_ns: int | None = None) -> None:
         """An optimizer clears its gradients, now: the first step has begun, at an unknown time."""
         began_ns = _clock() if now_ns is None else now_ns
         step, source = self.step, self._source
         if step.dead:
             return
         try:
+            if source.alone is None or source.alone() is not optimizer:
+                step.has_cleared |= not source.is_last(optimizer)
             if not step.steps:
                 self._open_first_window()
             elif self.activities.evaluation is not None and source.is_training_thread():
@@ -342,7 +344,7 @@ class Capture:
         sizes: Sequence[int] | None = _ALONE
         if not is_alone:
             may_wait = not self._windows.is_recording
-            sizes = self._source.on_boundary(boundary, emitter, may_wait=may_wait)
+            sizes = self._source.on_boundary(boundary, emitter, continues=not step.has_begun, may_wait=may_wait)
         if sizes is None:
             if not (step.steps or self.is_training_thread()):
                 text = "optimizers step in another thread than the one that loads data: they count no steps"
@@ -477,6 +479,7 @@ class Capture:
     @hook_entry
     def on_optimizer_built(self, optimizer: object) -> None:
         """An optimizer was built, after training began or shortly before."""
+        self.step.has_cleared = True
         self._source.add_optimizer(optimizer)
 
     @hook_entry

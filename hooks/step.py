@@ -59,6 +59,7 @@ class StepAccumulator:
         data_wait_ns: Time spent waiting for data loaders; ``has_loader`` where one was used.
         optimizer_steps: Outermost optimizer steps.
         reevaluates: The optimizer runs the model forward several times on the same batch, as L-BFGS does.
+        has_cleared: Gradients were cleared, or an optimizer was built: another update begins.
         has_training_mode: Whether a model was ever seen to train in training mode.
         is_in_call: A framework's own call validates or generates.
         has_news: The thread that writes records has something for the next step's record.
@@ -68,7 +69,7 @@ class StepAccumulator:
 
     __slots__ = (
         "are_ids", "batch_ns", "batch_wait_ns", "data_wait_ns", "dead", "dtype", "forward_samples", "forward_tokens",
-        "has_loader", "has_news", "has_training_mode", "hook_ns", "is_grad_enabled", "is_in_call",
+        "has_cleared", "has_loader", "has_news", "has_training_mode", "hook_ns", "is_grad_enabled", "is_in_call",
         "loaded_samples", "loaded_tokens", "long_ns", "micro_batches", "next_event", "optimizer_steps", "passes",
         "pipelined", "reevaluates", "sign_ns", "started_ns", "steps", "tensor_class", "usual_ns",
     )  # fmt: skip
@@ -87,9 +88,15 @@ class StepAccumulator:
         self.sign_ns = self.batch_ns = self.batch_wait_ns = 0
         self.micro_batches = self.forward_samples = self.forward_tokens = self.optimizer_steps = 0
         self.loaded_samples = self.loaded_tokens = self.data_wait_ns = 0
-        self.has_loader = self.reevaluates = False
+        self.has_loader = self.has_cleared = self.reevaluates = False
         self.pipelined: BatchWork | None = None
         self.passes: set[int] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was seen that an update begins with."""
+        has_pipelined = self.pipelined is not None and self.pipelined.samples > 0
+        return bool(self.has_cleared or self.has_loader or self.micro_batches or self.passes or has_pipelined)
 
     def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count one micro-batch by the first tensor among the inputs."""

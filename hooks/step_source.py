@@ -42,7 +42,10 @@ class StepRounds:
         self.is_settled = False
         self._is_finished = is_finished
         self._waiting: list[int] = []
+        self._updates = 0  # of those that wait; an event that continues one belongs to it
+        self._update: set[int] = set()  # the optimizers of the last one
         self._single: int | None = None
+        self._longest = 0
         #: Events of a round that was never completed; they join the next step.
         self._leftover = leftover
 
@@ -60,60 +63,78 @@ class StepRounds:
         """Whether each event of an optimizer is a step, and none waits."""
         return self.boundary is None and optimizer == self._single and not self._waiting
 
-    def on_event(self, optimizer: int, *, awaits_others: bool = False, may_wait: bool = True) -> tuple[int, ...]:
+    def on_event(
+        self, optimizer: int, *, continues: bool = False, awaits_others: bool = False, may_wait: bool = True
+    ) -> tuple[int, ...]:
         """An optimizer stepped; the sizes of the training steps that are now complete, in events, the oldest first.
 
         Args:
             optimizer: Which one.
+            continues: Nothing was done since the event before it: both belong to one update.
             awaits_others: Another optimizer was built and has not stepped yet.
             may_wait: False inside a profiler window, which cannot wait.
         """
         if self.is_alone(optimizer) and not awaits_others:
             return (1,)
-        waiting = self._waiting
-        waiting.append(optimizer)
-        if self.boundary is not None and optimizer != self.boundary and self._is_finished(self.boundary):
-            self.boundary = None  # another training begins, and the last round was not completed
-            self._leftover += len(waiting) - 1
-            del waiting[:-1]
-        if self.boundary is not None and optimizer == self.boundary:
-            return self._complete((len(waiting),))
-        if len(waiting) > LARGEST_ROUND + 1:
-            self.boundary = None
-        elif self.boundary is not None or (awaits_others and may_wait):
-            return self._complete(())
-        return self._complete(self._decide(optimizer, may_wait=may_wait))
+        self._waiting.append(optimizer)
+        is_other = not continues or optimizer in self._update  # one that steps again begins another update
+        self._updates += is_other
+        self._update = {optimizer} if is_other else {*self._update, optimizer}
+        sizes = None if self.boundary is None else self._advance_round(optimizer, self.boundary)
+        if sizes is None:
+            may_await = awaits_others and may_wait and self._updates <= LARGEST_ROUND
+            sizes = () if may_await else self._decide(optimizer, may_wait=may_wait and not continues)
+        return self._complete(sizes)
 
     def finish(self) -> tuple[int, ...]:
         """Training ended: the sizes of the steps that the waiting events make; a round that is not whole is none."""
         waiting = self._waiting
-        if self.boundary is not None:
-            return ()
-        if len(list(groupby(waiting))) > len(set(waiting)):
+        if self.boundary is None and len(list(groupby(waiting))) > len(set(waiting)):
             return self._complete(self._begin_rounds(_rarest(waiting)))
-        return self._complete((1,) * len(waiting))
+        is_round = self.boundary is not None and len(self._waiting) <= 2 * self._longest
+        return self._complete(() if is_round else (1,) * len(self._waiting))
 
     def _complete(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         del self._waiting[: sum(sizes)]
         # In the middle of a round that was just recognized no window may begin.
         self.is_settled = not self._waiting or (self.is_settled and self.boundary is not None)
         if sizes:
+            self._updates = len(self._waiting)
             sizes, self._leftover = (sizes[0] + self._leftover, *sizes[1:]), 0
         return sizes
+
+    def _advance_round(self, optimizer: int, boundary: int) -> tuple[int, ...] | None:
+        """The step that an event completes while rounds are made; None where rounds end with it."""
+        waiting = self._waiting
+        if optimizer == boundary:
+            self._longest = max(self._longest, len(waiting) - 1)
+            return (len(waiting),)
+        if self._is_finished(boundary):
+            self.boundary = None
+            if len(waiting) - 1 <= 2 * self._longest:  # the last round was not completed
+                self._leftover += len(waiting) - 1
+                del waiting[:-1]
+            return None
+        if self._updates > max(LARGEST_ROUND, 2 * self._longest):
+            self.boundary = None
+            return self._begin_rounds(optimizer) if len(set(waiting)) == 1 else None
+        return ()
 
     def _decide(self, optimizer: int, *, may_wait: bool) -> tuple[int, ...]:
         """The steps that the waiting events make; none where that is not clear."""
         waiting, before = self._waiting, self._single
         earlier = [*([] if before is None else [before]), *waiting[:-1]]
-        is_alone = all(other == optimizer or self._is_finished(other) for other in earlier)
-        goes_on = len(waiting) > 1 and len(set(waiting)) == 1
-        if is_alone or goes_on or len(waiting) > 2 * LARGEST_ROUND:
+        if len(set(waiting)) == 1:
+            if before is None or before == optimizer or self._is_finished(before) or len(waiting) > 1:
+                return self._release(optimizer)
+            return () if may_wait else self._begin_rounds(before)
+        if all(self._is_finished(other) for other in waiting if other != optimizer):
             return self._release(optimizer)
         if optimizer in earlier and optimizer != earlier[-1]:  # it returns: a round is over
             rarest = _rarest(earlier)
             is_isolated = all(number != rarest or len(list(run)) == 1 for number, run in groupby(earlier))
             return self._begin_rounds(rarest) if is_isolated else self._release(optimizer)
-        return () if may_wait or before is None else self._begin_rounds(before)
+        return self._release(optimizer) if self._updates > 2 * LARGEST_ROUND else ()
 
     def _release(self, optimizer: int) -> tuple[int, ...]:
         self._single = optimizer
@@ -121,8 +142,10 @@ class StepRounds:
 
     def _begin_rounds(self, boundary: int) -> tuple[int, ...]:
         ends = [index for index, optimizer in enumerate(self._waiting, 1) if optimizer == boundary]
+        sizes = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
         self.boundary, self._single = boundary, None
-        return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+        self._longest = max(sizes[1:], default=len(self._waiting)) - 1
+        return sizes
 
 
 def _rarest(events: Sequence[int]) -> int:
@@ -186,6 +209,10 @@ class StepSource:
             self.alone = None
             self._unused.append(weakref.ref(optimizer))
 
+    def is_last(self, emitter: object) -> bool:
+        """Whether an object is the one that reached the boundary last."""
+        return self._emitters.last() is emitter
+
     def counts(self, name: str) -> bool:
         """Whether a boundary of this name ends steps: none of higher priority is in use any more."""
         if self.name is None or _priority(name) >= _priority(self.name):
@@ -195,14 +222,16 @@ class StepSource:
         self._set_name(name)  # what trained before is gone, as after a comparison of two ways to train
         return True
 
-    def on_boundary(self, name: str, emitter: object, *, may_wait: bool = True) -> tuple[int, ...] | None:
+    def on_boundary(
+        self, name: str, emitter: object, *, continues: bool = False, may_wait: bool = True
+    ) -> tuple[int, ...] | None:
         """A boundary was reached by one of a framework's objects.
 
         Returns:
             The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first.
             None for a boundary that does not count: of lower priority, or of another thread than the first.
         """
-        sizes = self._find_steps(name, emitter, may_wait=may_wait)
+        sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
         is_alone = self.chosen is None and self._rounds.is_alone(self._emitters.last_number)
         self.alone = self._emitters.last if is_alone and not self._awaits_others(name) else None
         return sizes
@@ -216,7 +245,7 @@ class StepSource:
             and threading.get_ident() == self.thread
         )
 
-    def _find_steps(self, name: str, emitter: object, *, may_wait: bool) -> tuple[int, ...] | None:
+    def _find_steps(self, name: str, emitter: object, *, continues: bool, may_wait: bool) -> tuple[int, ...] | None:
         if self.thread is None:
             self.set_training_thread()
         if threading.get_ident() != self.thread or not self.counts(name):
@@ -229,7 +258,7 @@ class StepSource:
         if is_new and self._unused:
             self._use(emitter)
         awaits = self._awaits_others(name)
-        sizes = self._rounds.on_event(number, awaits_others=awaits, may_wait=may_wait)
+        sizes = self._rounds.on_event(number, continues=continues, awaits_others=awaits, may_wait=may_wait)
         if sizes and awaits and may_wait:
             self._unused.clear()  # they were awaited for long enough
         return sizes

@@ -43,12 +43,12 @@ class Training:
         for name in names:
             del self.optimizers[name]
 
-    def step(self, names: str) -> None:
+    def step(self, names: str, *, continues: bool = False) -> None:
         for name in names:
             if name not in self.optimizers:
                 self.build(name)
             self._events += 1
-            sizes = self.source.on_boundary("optimizer", self.optimizers[name])
+            sizes = self.source.on_boundary("optimizer", self.optimizers[name], continues=continues)
             assert sizes is not None
             self.count += len(sizes)
             if self.settled_at is None and self.source.is_settled:
@@ -93,15 +93,50 @@ def test_the_count_is_the_true_one(name: str) -> None:
     assert train(events, built) == count
 
 
+@pytest.mark.parametrize(
+    ("events", "built", "count"),
+    [("a" * 2000, "ab", 2000), ("a" * 200 + "ab" * 100, "ab", 300), (("a" * 50 + "b") * 5, "ab", 250)],
+)
+def test_steps_are_counted_while_training_goes_on_where_no_loader_shows_when_they_begin(
+    events: str, built: str, count: int
+) -> None:
+    """Nothing shows that anything was done between two steps, as in a loop that makes its batches itself."""
+    training = Training()
+    training.build(built)
+    training.step(events, continues=True)
+    assert abs(training.count - count) <= 2
+    assert training.settled_at is not None
+    assert training.settled_at <= 100
+
+
+def test_events_that_wait_at_the_end_are_rounds_where_optimizers_return() -> None:
+    assert train("ab" * 8, "abc") == 8
+
+
 def test_a_plain_optimizer_s_step_before_a_scaler_s_first_one_is_part_of_that_one_s_step() -> None:
     source = StepSource()
-    discriminator, _generator, scaler = Optimizer(source), Optimizer(source), object()
+    discriminator, generator, scaler = Optimizer(source), Optimizer(source), object()
     sizes: list[int] = []
     for _ in range(3):
         sizes += source.on_boundary("optimizer", discriminator) or ()
         source.arm("grad_scaler")
         sizes += source.on_boundary("grad_scaler", scaler) or ()
     assert sizes == [2, 1, 1]
+    assert not source.is_last(generator)
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("size", [2, 100])
+def test_an_optimizer_for_each_of_many_parameters(size: int, built: bool) -> None:
+    """They step right after each other, in another order each time."""
+    training = Training()
+    names = "".join(map(chr, range(1000, 1000 + size)))
+    training.build(names if built else "")
+    for _ in range(9):
+        training.step(names[0])
+        training.step(names[1:], continues=True)
+        names = names[1:] + names[0]
+    assert training.finish() == 9
 
 
 @pytest.mark.parametrize("round_", ["dddddg", "dg", "dgg"])
