@@ -16,6 +16,8 @@ from perfscope.hooks.open_window import OPEN_WINDOW
 
 #: Lines of a full file.
 LINES = 8192
+#: Bytes of a full file: a step of many micro-batches has long lines, and a full file is compressed in memory.
+_LARGEST_BYTES = 2 << 20
 _LEVEL = 5
 _LAST_STANDARD_STREAM = 2
 
@@ -27,7 +29,7 @@ class RecordFile:
         """Open or create it; a full one is put aside and compressed, where it is limited."""
         self._path = path
         self._is_limited = is_limited
-        self._lines = 0
+        self._lines = self._bytes = 0
         self._number = 0
         self._is_cut = False
         self._use(open_to_append(path))
@@ -38,10 +40,11 @@ class RecordFile:
             self._use(open_to_append(self._path))
         if self._is_limited:
             # As late as that, so that the new file has lines at once: a look at a running job reads its end.
-            if self._lines >= LINES and not OPEN_WINDOW.is_open:
-                self._lines = 0
+            if (self._lines >= LINES or self._bytes >= _LARGEST_BYTES) and not OPEN_WINDOW.is_open:
+                self._lines = self._bytes = 0
                 call_safely(self._put_aside)  # a file that cannot be put aside goes on growing
             self._lines += lines.count(b"\n")
+            self._bytes += len(lines)
         if self._is_cut:  # what follows a cut line is a line of its own
             lines = b"\n" + lines
         self._is_cut = os.write(self._descriptor, lines) != len(lines)

@@ -6,10 +6,12 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from perfscope.hooks.nvml import sampler
 from perfscope.sources.runs.nvml import read_gpus
 from tests.conftest import SCRIPTS, analysis, profile
 from tests.hooks.nvml.conftest import Sampled
@@ -107,3 +109,28 @@ def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Pa
     assert line.endswith("not computed: gpus: training ran without a GPU")
     (samples,) = (tmp_path / "RUN" / "nvml").iterdir()
     assert samples.read_text().count("NVML Shared Library Not Found") == 1
+
+
+def test_a_metric_that_takes_long_to_read_rests_and_the_others_keep_their_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_ns = 0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal clock_ns
+        clock_ns += int(seconds * 1e9) + 1
+
+    def read_slowly(_device: object) -> dict[str, object]:
+        pass_time(0.02)
+        return {"slow": 1}
+
+    clock = SimpleNamespace(
+        monotonic_ns=lambda: clock_ns, sleep=pass_time, process_time_ns=lambda: 0, time_ns=lambda: 0
+    )
+    monkeypatch.setattr(sampler, "time", clock)
+    lines: list[dict[str, Any]] = []
+    output: Any = SimpleNamespace(write=lines.append, rotate_if_full=lambda _now: None)
+    device: Any = SimpleNamespace(is_lost=False, unsupported=set(), failures={})
+    metrics = [sampler.Metric("slow", read_slowly, 10**8), sampler.Metric("fast", lambda _device: {"fast": 1}, 10**8)]
+    sampler._sample_while(lambda: clock_ns < 10 * 10**9, cast("Any", None), [device], metrics, output)
+    rounds = [line["gpus"][0] for line in lines if "gpus" in line]
+    assert sum("slow" in values for values in rounds) == pytest.approx(25, abs=3)
+    assert sum("fast" in values for values in rounds) > 80
