@@ -5,21 +5,65 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ParamSpec, TypeVar
+from uuid import uuid4
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class WorkerPool(ProcessPoolExecutor):
+    """A pool whose answers travel in files: a worker that is killed leaves no half of one in the pipe of all."""
+
+    folder = ""
+
+    def submit(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Call a function in a worker; the answer is what pickle accepts."""
+        answer: Future[_T] = Future()
+        stored = super().submit(_store, self.folder, partial(function, *args, **kwargs))
+        answer.set_running_or_notify_cancel()
+        stored.add_done_callback(partial(_load, answer))
+        return answer
+
+
+def _store(folder: str, function: Callable[[], object]) -> str:
+    content = pickle.dumps(function(), pickle.HIGHEST_PROTOCOL)
+    path = Path(folder, uuid4().hex)
+    path.write_bytes(content)
+    return str(path)
+
+
+def _load(answer: Future[_T], stored: Future[str]) -> None:
+    try:
+        path = Path(stored.result())
+        content = path.read_bytes()
+        path.unlink()
+        answer.set_result(pickle.loads(content))
+    except Exception as error:  # noqa: BLE001 - it is raised where the answer is asked for
+        answer.set_exception(error)
 
 
 @contextmanager
-def start_workers(count: int) -> Iterator[ProcessPoolExecutor]:
+def start_workers(count: int) -> Iterator[WorkerPool]:
     """Start a pool of workers, and leave none behind: not where this process is killed, nor after Ctrl-C."""
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    with ProcessPoolExecutor(count, context, _end_with_parent, (os.getpid(),)) as pool:
+    with (
+        TemporaryDirectory(prefix="perfscope-") as folder,
+        WorkerPool(count, context, _end_with_parent, (os.getpid(),)) as pool,
+    ):
+        pool.folder = folder
         try:
             yield pool
         except BaseException:

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -95,3 +96,26 @@ def test_nobody_waits_for_what_is_left_when_a_pool_is_given_up() -> None:
         give_up()
     assert all(future.done() for future in waiting)
     assert not active_children()
+
+
+def die_later(seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def send_much_and_die(seconds: float) -> bytes:
+    threading.Thread(target=die_later, args=(seconds,), daemon=True).start()
+    return b"x" * 300_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seconds", [0.2, 0.35, 0.5])
+def test_a_worker_that_is_killed_while_it_answers_is_noticed(seconds: float) -> None:
+    with start_workers(2) as pool:
+        answer = pool.submit(send_much_and_die, seconds)
+        with suppress(BrokenProcessPool):
+            assert len(answer.result(timeout=30)) == 300_000_000
+        time.sleep(1)
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(time.sleep, 2).result(timeout=30)

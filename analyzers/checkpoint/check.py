@@ -97,7 +97,7 @@ def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: in
     for role, name in ((Role.WEIGHTS, "weights"), (Role.MASTER, "fp32 master weights")):
         elements = count_elements(checkpoint, role)
         if elements:
-            return elements, f"counted in the {name} (tensors that model-parallel ranks replicate count once per rank)"
+            return elements, f"counted in the {name} (what several ranks store alike counts once per rank)"
     if has_no_elements(checkpoint):
         return None, "no tensor has an element, so that there is no parameter to count"
     return _estimate_parameters(sums)

@@ -116,6 +116,9 @@ def _count_attention(product: Product) -> int | None:
     operands = product.shapes[is_backward : is_backward + 3]  # a gradient stands before them
     if len(operands) < _STACK or any(len(operand) != _BATCH_OF_HEADS for operand in operands):
         return None
+    bounds = 6 if is_backward else 4  # of packed sequences, in a batch of one
+    if product.operator.startswith("_efficient_attention") and any(product.shapes[bounds : bounds + 1]):
+        return None
     query, key, value = operands
     keys = key[2] if _HEADS_FIRST.search(product.operator) else key[1]
     return (1 + is_backward) * 2 * prod(query[:-1]) * keys * (query[-1] + value[-1])

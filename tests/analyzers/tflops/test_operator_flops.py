@@ -133,6 +133,9 @@ DENSE, PACKED = (B, S, H, D), (B * S, H, D)
         ("_flash_attention_backward", (DENSE,) * 4, 2 * ONE),
         ("_efficient_attention_forward", (DENSE,) * 3, ONE),
         ("_efficient_attention_backward", (DENSE,) * 4, 2 * ONE),
+        ("_efficient_attention_forward", (*(DENSE,) * 3, (), (), ()), ONE),
+        ("_efficient_attention_forward", (*((1, B * S, H, D),) * 3, (), (B + 1,), (B + 1,)), None),  # packed sequences
+        ("_efficient_attention_backward", (*((1, B * S, H, D),) * 4, (), DENSE, (B + 1,), (B + 1,)), None),
         ("_cudnn_attention_forward", ((B, H, S, D),) * 3, ONE),
         ("FlashAttnFunc", (DENSE,) * 3, ONE),
         ("FlashAttnFuncBackward", (DENSE,), None),  # the gradient's shape alone
