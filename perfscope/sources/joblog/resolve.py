@@ -3,6 +3,7 @@
 Several ranks can print the same iteration, with or without a label in front, at the same time or some iterations apart.
 A job that restarts goes back to the iteration of its checkpoint. In both cases the iteration number does not grow.
 A label whose numbers were mostly printed once is that of one process: it counts up, so if it goes back, it restarted.
+So is one that does not go back to its first number, which all processes print, and passes where it was each time.
 With several processes, a number that is a few iterations back and not printed by all of them is a copy.
 """
 
@@ -153,9 +154,15 @@ def _usual_gap(gaps: Float64 | Int64) -> int:
 def _processes(numbers: Float64, far: int) -> int:
     """How many processes print with a label: how often most of its numbers were printed, if they go back repeatedly."""
     moved = np.diff(numbers)
-    goes_back = int(((moved <= 0) & (moved >= -far)).sum()) > 1
+    back = np.flatnonzero(moved <= 0)
+    goes_back = int((moved[back] >= -far).sum()) > 1
     if not goes_back:
         return 1
+    lasts, firsts = numbers[back], numbers[back + 1]
+    again = moved[numbers[:-1] < np.maximum.accumulate(numbers[:-1])]
+    passes = (firsts < lasts).all() and (np.diff(lasts) > 0).all() and SKEW * again.max() <= far
+    if passes and firsts.min() > numbers[0]:
+        return 1  # it does all again up to where it was, and goes on, however often it crashes
     times, often = np.unique(np.unique(numbers, return_counts=True)[1], return_counts=True)
     return int(times[often == often.max()].max())
 

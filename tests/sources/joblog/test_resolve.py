@@ -103,6 +103,20 @@ def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
     assert (attempts(series), series.resolved.redone) == (1, 3)
 
 
+@pytest.mark.parametrize(("records", "kept"), [(8, 4), (4, 2), (4, 1), (6, 3), (6, 2)])
+def test_a_process_that_crashes_again_and_again_is_one(records: int, kept: int) -> None:
+    series, firsts = RecordSeries(), range(1, 5 * kept + 1, kept)
+    fill(series, *(number for first in firsts for number in range(first, first + records)))
+    assert (len(series), series.resolved.copies, attempts(series)) == (5 * records, 0, 4)
+    assert series.resolved.redone == 4 * (records - kept)
+
+
+def test_two_unlabelled_ranks_that_print_four_records_at_once_are_no_crashes() -> None:
+    series = RecordSeries()
+    fill(series, *(number for first in range(1, 20, 4) for _ in range(2) for number in range(first, first + 4)))
+    assert (len(series), series.resolved.copies, attempts(series)) == (20, 20, 0)
+
+
 def test_labelled_ranks_go_back_one_after_the_other() -> None:
     series = RecordSeries()
     ranks = (b"[rank0]:", b"[rank1]:")
