@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.sources.published.cells import read_size
+from perfscope.sources.published.cells import read_gpus, read_size
 from perfscope.sources.published.markdown import Cell
 from perfscope.tables.published import Quantity
 
@@ -96,7 +96,24 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
         sizes = [read_size(row[index], columns[index].unit) for row in rows if index < len(row)]
         if columns[index].quantity is _Q.PARAMETERS and not any(sizes):
             columns[index] = replace(columns[index], quantity=None)  # "Model" is often a name
-    return columns
+    stated = {index for index, column in enumerate(columns) if column.quantity is _Q.PARAMETERS}
+    loose = {index for index in stated if "param" not in headings[index].lower()}
+    if loose == stated:
+        loose = set()  # no heading names parameters
+    kinds = {
+        index
+        for index, column in enumerate(columns)
+        if column.quantity is _Q.GPUS and _are_names([row[index] for row in rows if index < len(row)])
+    }
+    return [
+        replace(column, quantity=None, is_group=True) if index in loose | kinds else column
+        for index, column in enumerate(columns)
+    ]
+
+
+def _are_names(cells: Sequence[Cell]) -> bool:
+    """Whether the cells name kinds of GPUs (``h100_80gb``), not a number of them."""
+    return any(re.search(r"[A-Za-z]\d", cell.text) for cell in cells) and not any(read_gpus(cell) for cell in cells)
 
 
 def _describe_column(heading: str) -> ColumnMeaning:

@@ -61,3 +61,11 @@ def test_headings_mean_what_people_write(heading: str) -> None:
 
 def test_a_column_of_model_names_is_no_column_of_sizes() -> None:
     assert describe_columns(["Model"], [[Cell("bert", TextSpan(1, 0, 4))]])[0].quantity is None
+
+
+def test_of_several_sizes_and_gpus_the_exact_number_is_used() -> None:
+    texts = {"Model": "13b", "# GPUs": "64", "GPU": "h100_80gb", "NumParams": "12853954560"}
+    columns = describe_columns(list(texts), [[Cell(text, TextSpan(1, 0, len(text))) for text in texts.values()]])
+    assert [column.quantity for column in columns] == [None, Quantity.GPUS, None, Quantity.PARAMETERS]
+    assert columns[0].is_group
+    assert columns[2].is_group
