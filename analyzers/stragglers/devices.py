@@ -16,6 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.stragglers.lateness import LateCause, Lateness
+from perfscope.analyzers.stragglers.parts import FEWEST_PROBES
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run
@@ -24,8 +25,6 @@ from perfscope.tables.steps import Steps
 #: Of each probe, a time on the device, and for how long of it the device may have waited for the host.
 _Times: TypeAlias = "Sequence[tuple[int | None, int | None]]"
 
-#: Fewer probes of a rank say nothing.
-_FEWEST_PROBES = 5
 #: A device that needs this much longer is slow: clean runs in ``fixtures/stragglers`` have ratios of up to 1.046.
 _SLOW = 1.05
 #: Sharded modules take up to 1.12 times as long in clean runs, while a collective waits for another rank.
@@ -103,7 +102,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     """The pace of each rank's device over its replicas, and which GPUs it says nothing of."""
     stages = _find_stages(run) if has_stages else dict.fromkeys((table.rank for table in tables), 0)
     clocks = _read_clocks(run)
-    probed = {table.rank: table.probes for table in tables if len(table.probes) >= _FEWEST_PROBES}
+    probed = {table.rank: table.probes for table in tables if len(table.probes) >= FEWEST_PROBES}
     is_whole = {rank: _is_whole_model(run, rank) for rank in probed}
     forwards = {
         rank: [(each.forward_ns, each.forward_launch_ns) for each in own]
@@ -121,7 +120,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
         pace = DevicePace(
             rank,
             len(own),
-            round(median(forward_ns)) if len(forward_ns) >= _FEWEST_PROBES else None,
+            round(median(forward_ns)) if len(forward_ns) >= FEWEST_PROBES else None,
             round(median(each.backward_ns for each in own)),
             round(median(each.update_ns for each in own)),
             forward,
@@ -136,7 +135,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     with_gpu = {rank.rank for rank in run.ranks if rank.device_type not in (None, "cpu")}
     untimed = [table.rank for table in tables if table.rank in with_gpu and table.rank not in probed]
     if untimed:
-        unseen[f"fewer than {_FEWEST_PROBES} of their steps were timed"] += untimed
+        unseen[f"fewer than {FEWEST_PROBES} of their steps were timed"] += untimed
     return Paces(tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()})
 
 
@@ -162,8 +161,8 @@ def _relative(times: _Times, peers: Sequence[_Times], limit: float) -> float | N
     Absent where too few times are known, and where the device waited for its host and is not slow without that either.
     """
     own = _present(times)
-    compared = [of_peer for peer in peers if len(of_peer := _present(peer)) >= _FEWEST_PROBES]
-    if len(own) < _FEWEST_PROBES or not compared:
+    compared = [of_peer for peer in peers if len(of_peer := _present(peer)) >= FEWEST_PROBES]
+    if len(own) < FEWEST_PROBES or not compared:
         return None
     usual_ns = median(median(time_ns for time_ns, _ in peer) for peer in compared)
     ratio = median(time_ns - wait_ns for time_ns, wait_ns in own) / max(usual_ns, 1)

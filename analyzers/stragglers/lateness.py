@@ -69,7 +69,7 @@ def measure_excesses(parts: ComparedSteps, *, counts_compute: bool) -> Excesses:
         part: over_others(parts.parts_ns[part]) for part in HostPart if part is not HostPart.EXCHANGE
     }
     if not parts.times_exchange:
-        excess[HostPart.BLOCKED] = _without_usual(excess[HostPart.BLOCKED], parts.parts_ns[HostPart.BLOCKED])
+        excess[HostPart.BLOCKED] = _with_idle(excess[HostPart.BLOCKED], parts)
         # A thread that is blocked because its device lags polls it in the driver: it has no page faults.
         has_faults = over_others(parts.faults) > MANY_FAULTS
         excess[HostPart.KERNEL] = np.where(has_faults, excess[HostPart.KERNEL], 0.0)
@@ -91,14 +91,20 @@ def over_others(values: Int64) -> Float64:
     return np.stack([values[row] - np.median(np.delete(values, row, axis=0), axis=0) for row in rows])
 
 
-def _without_usual(excess: Float64, blocked_ns: Int64) -> Float64:
-    """By how much a rank is blocked longer than usual, and in every step only if longer than backward passes differ.
+def _with_idle(excess: Float64, parts: ComparedSteps) -> Float64:
+    """By how much a rank is blocked longer than usual, and in every step for as long as its whole process is idle.
 
-    The training thread waits while the backward thread launches, or while the device lags.
+    The training thread waits while the backward thread launches, or while the device lags: one of the threads then
+    works or spins. Where idle times are unknown, a rank counts as blocked in every step only if it is so for longer
+    than backward passes differ.
     """
-    usual, usual_ns = np.median(excess, axis=1), np.median(blocked_ns, axis=1)
-    usual[usual > _LIKELY * (usual_ns - usual)] = 0
-    return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
+    usual, usual_ns = np.median(excess, axis=1), np.median(parts.parts_ns[HostPart.BLOCKED], axis=1)
+    longer: Float64 | int = 0
+    if parts.idle_ns:
+        longer = np.maximum(over_others(np.clip(parts.idle_ns, 0, usual_ns)[:, None].astype(np.int64)), 0)
+    else:
+        usual[usual > _LIKELY * (usual_ns - usual)] = 0
+    return np.asarray(excess - np.maximum(usual, 0)[:, None] + longer, np.float64)
 
 
 def without_peer_waits(excess: dict[HostPart, Float64], counted: Sequence[HostPart]) -> Float64:

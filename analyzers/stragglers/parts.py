@@ -13,6 +13,8 @@ from perfscope.tables.steps import HostTimes, Steps
 
 #: Parts that show by themselves why a rank is late; the others depend on what the rank has to compute, or on others.
 EVIDENCE = tuple(part for part in HostPart if part not in (HostPart.COMPUTE, HostPart.EXCHANGE))
+#: Fewer probes of a rank say nothing.
+FEWEST_PROBES = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +30,8 @@ class ComparedSteps:
         work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
         work_unit: Which of these.
         times_exchange: Whether waits for other ranks were timed on all ranks.
+        idle_ns: Of each rank, for how long of a step its process had no processor. Waits for data and saves are left
+            out. Empty where this was not recorded of all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -38,6 +42,7 @@ class ComparedSteps:
     work: Int64
     work_unit: str
     times_exchange: bool
+    idle_ns: tuple[float, ...] = ()
 
     @property
     def own_ns(self) -> Int64:
@@ -69,9 +74,20 @@ def split_steps(tables: Sequence[Steps]) -> ComparedSteps | None:
         work=work,
         work_unit=unit,
         times_exchange=all(bool(present(_host(table).collectives_ns).any()) for table in tables),
+        idle_ns=_idle(tables, parts_ns),
     )
     assert np.array_equal(sum(parts.parts_ns.values()), parts.total_ns), "the parts do not add up to the steps"
     return parts
+
+
+def _idle(tables: Sequence[Steps], parts_ns: Mapping[HostPart, Int64]) -> tuple[float, ...]:
+    probed = [[probe.idle_ns for probe in table.probes if probe.idle_ns is not None] for table in tables]
+    if any(len(idle_ns) < FEWEST_PROBES for idle_ns in probed):
+        return ()
+    explained_ns = sum(
+        np.median(parts_ns[part], axis=1) for part in (HostPart.SAVE, HostPart.DATA, HostPart.NO_PROCESSOR)
+    )
+    return tuple(np.maximum([np.median(idle_ns) for idle_ns in probed] - explained_ns, 0).tolist())
 
 
 def _host(table: Steps) -> HostTimes:

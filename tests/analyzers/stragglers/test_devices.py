@@ -93,6 +93,22 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
 
 
 @pytest.mark.parametrize(
+    ("idle", "expected"), [((0, 30), [(1, LateCause.BLOCKED)]), ((9, 9), []), ((0, 0), []), ((None, 30), [])]
+)
+def test_a_thread_that_waits_for_one_that_launches_is_no_sleep_and_a_process_that_is_idle_is(
+    idle: tuple[float | None, float], expected: list[tuple[int, LateCause]]
+) -> None:
+    """The second rank's thread is blocked for 10 ms longer: the one in its backward pass, or its device lags."""
+    run = probed([{"forward": None, "host": {"sleep": sleep}} for sleep in (27, 37)])
+    steps = []
+    for table, idle_ms in zip(run.steps, idle, strict=True):
+        idle_ns = None if idle_ms is None else round(idle_ms * MS)
+        probes = tuple(each._replace(idle_ns=idle_ns) for each in table.probes)
+        steps.append(dataclasses.replace(table, probes=probes))
+    assert answers(replace(run, steps=tuple(steps))) == expected
+
+
+@pytest.mark.parametrize(
     ("units", "launch", "expected"),
     [((9, 14), 0, [(1, "device")]), ((9, 14), 10, []), ((100, 116), 0, []), ((100, 126), 0, [(1, "device")])],
 )

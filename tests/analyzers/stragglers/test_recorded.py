@@ -22,6 +22,13 @@ def test_each_fault_is_named_and_clean_twins_are_silent_and_the_report_says_so()
     assert to_markdown(answers) in REPORT.read_text()
 
 
+@pytest.mark.parametrize("fault", ["contention", "microbatches"])
+def test_waits_beside_a_fault_on_gpus_are_no_sleep(fault: str) -> None:
+    """The thread that trains waits for the backward thread, or for the device: in a process that is not idle."""
+    (late,) = analyze(read_run(kept_run(FIXTURES / f"nccl/deepspeed.{fault}"))).late
+    assert late.cause == ("work" if fault == "microbatches" else fault)
+
+
 @pytest.mark.parametrize("when", ["most", "some"])
 def test_the_answer_says_whether_that_was_in_most_steps(when: str) -> None:
     with (FIXTURES / "cases.csv").open() as file:
