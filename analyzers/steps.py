@@ -38,6 +38,8 @@ from perfscope.wire.axes import counts_samples, counts_tokens
 
 #: torch.compile may need some steps until it has seen every shape.
 _FIRST_STEPS = 5
+#: Its warm-up, and a step that is profiled.
+_FEWEST_FOR_WINDOW = 2
 
 
 class StepMeans(Figures, frozen=True):
@@ -395,12 +397,14 @@ def describe_unreached_windows(run: Run, steps: int) -> list[str]:
     for first, last in run.planned_windows:
         if first in recorded or first <= steps:
             continue
-        until = max(steps - 1, 2)
-        fitting = format_ranges(range(max(until - (last - first), 2), until + 1))
+        if steps < _FEWEST_FOR_WINDOW:
+            advice = "a window needs two steps at least: train for more"
+        else:
+            until = max(steps - 1, _FEWEST_FOR_WINDOW)
+            fitting = format_ranges(range(max(until - (last - first), _FEWEST_FOR_WINDOW), until + 1))
+            advice = f"`--steps {fitting}` would fit"
         window = format_ranges(range(first, last + 1))
-        notes.append(
-            f"Window {window} was not reached: training ended after step {steps}; `--steps {fitting}` would fit."
-        )
+        notes.append(f"Window {window} was not reached: training ended after step {steps}; {advice}.")
     return notes
 
 

@@ -290,6 +290,13 @@ def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit(tmp_path:
     assert not any("not reached" in note for note in steps_of(run).notes)
 
 
+def test_no_window_is_said_to_fit_a_single_step(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {0: [9]}, labels={})
+    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[2, 4]]}))
+    (note,) = (note for note in steps_of(run).notes if "not reached" in note)
+    assert note.endswith("training ended after step 1; a window needs two steps at least: train for more.")
+
+
 def test_a_first_step_that_was_not_seen_to_begin_has_a_reason(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [None, 10, 10]}, labels={}))
     assert steps.first_s is None
