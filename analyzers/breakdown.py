@@ -253,9 +253,11 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
         )
     without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
+        more = len(without_steps) - MANY_RANKS
+        listed = ", ".join(without_steps[:MANY_RANKS]) + (f" and {more:,} more" if more > 0 else "")
         notes.append(
-            f"No profiler steps in the trace of rank {', '.join(without_steps[:MANY_RANKS])}: only totals are "
-            "reported. Its row is the whole window, in which the number of steps may differ from rank to rank."
+            f"No profiler steps in the trace of rank {listed}: only totals are reported. Its row is the whole "
+            "window, in which the number of steps may differ from rank to rank."
         )
     return (*notes, *_step_notes(ranks), *_doubt_silence(ranks))
 

@@ -152,6 +152,15 @@ def test_two_runs_of_one_rank_stay_apart_and_are_told(tmp_path: Path) -> None:
     assert not any("several processes" in note for note in breakdown.analyze(windows).notes)
 
 
+def test_of_many_ranks_without_steps_the_first_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breakdown, "MANY_RANKS", 2)
+    paths = [write(tmp_path / f"{rank}.json", [kernel("gemm", 0, 9)], **distributed(rank)) for rank in range(3)]
+    measured = [breakdown.measure(read_trace(path)) for path in paths]
+    for count, listed in ((3, "0, 1 and 1 more"), (2, "0, 1")):
+        notes = breakdown.analyze(measured[:count]).notes
+        assert any(note.startswith(f"No profiler steps in the trace of rank {listed}: only") for note in notes)
+
+
 def test_the_hosts_time_of_a_step_stands_beside_the_devices(tmp_path: Path) -> None:
     """The host is in the step for 100 ns, its kernel runs for 250 ns: the step is bound by the device."""
     entry = only(
