@@ -121,7 +121,7 @@ class ParallelLayout:
 
     Attributes:
         data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
-        zero: PipelineEnd of ZeRO, 0 to 3.
+        zero: Stage of ZeRO, 0 to 3.
         sequence_parallel: Whether norms and dropout are split along the sequence over the tensor-parallel ranks.
         checkpointing: Activation checkpointing: what is recomputed.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
