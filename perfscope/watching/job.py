@@ -22,7 +22,7 @@ from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import open_regular
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
-from perfscope.sources.runs.records import decode_step, read_rank_record
+from perfscope.sources.runs.records import DAMAGE, decode_step, read_rank_record
 from perfscope.sources.runs.run import read_rank
 from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Run
@@ -31,8 +31,6 @@ from perfscope.wire.records import RankRecord, StepRecord
 
 _R = TypeVar("_R")
 
-#: What a line is that is damaged, or was made to be.
-_DAMAGE = (msgspec.MsgspecError, RecursionError)
 #: How much is read of the end of a file.
 MOST_BYTES = 65536
 #: Steps that figures are of.
@@ -160,7 +158,7 @@ def _decode_all(decode: Callable[[bytes], _R], lines: Iterable[bytes]) -> Iterat
     for line in lines:
         try:
             yield decode(line)
-        except _DAMAGE:
+        except DAMAGE:
             continue
 
 
@@ -193,7 +191,7 @@ def _read_first(path: Path) -> _SampleLine:
     try:
         with open_regular(path) as file:
             return _decode_sample(file.readline())
-    except (OSError, *_DAMAGE):
+    except (OSError, *DAMAGE):
         return _SampleLine()
 
 
@@ -321,7 +319,7 @@ class WatchedJob:
         try:
             status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None
-        except (OSError, *_DAMAGE, AttributeError):
+        except (OSError, *DAMAGE, AttributeError):
             return
 
     def read_requests(self) -> dict[str, requests.WindowRequest]:

@@ -6,15 +6,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from perfscope import wire
 from perfscope.errors import UsageError
 from perfscope.models.transformer import Transformer
 from perfscope.sources.models.config_fields import read_stated
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
-from perfscope.sources.runs.records import read_record
+from perfscope.sources.runs.records import DAMAGE, read_record
 from perfscope.tables.model import Model, PrecisionSigns, Weight
 from perfscope.wire.model import ModelRecord, PrecisionRecord
 
@@ -30,7 +28,7 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         record = read_record(path, ModelRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DAMAGE):
         damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.MODEL_FILE} cannot be read")
         return None
     transformer, reason = _dimensions(record.config, record.module or "the model")

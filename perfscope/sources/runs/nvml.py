@@ -19,7 +19,7 @@ import numpy as np
 from perfscope import wire
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.files import open_regular
-from perfscope.sources.runs.records import require_possible
+from perfscope.sources.runs.records import DAMAGE, require_possible
 from perfscope.tables.columns import Int64, MaskedInt64, join, masked
 from perfscope.tables.gpus import GpuSamples
 
@@ -201,7 +201,7 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
                 try:
                     require_possible(line)
                     yield decode(line)
-                except msgspec.MsgspecError:
+                except DAMAGE:
                     damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
     except (OSError, EOFError, zlib.error):
         damage.append(f"{wire.NVML_FOLDER}/{path.name}{_UNREADABLE}")

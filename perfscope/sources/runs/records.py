@@ -20,6 +20,8 @@ from perfscope.files import read_regular
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
+#: What decoding damaged JSON raises: a string may be no UTF-8, and values may be nested too deeply.
+DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _COMPRESSED = ".gz"
 #: What columns of nanoseconds and bytes have no room for; no clock and no file is near it.
 _IMPOSSIBLE = 5 * 10**18
@@ -40,7 +42,7 @@ def decode_event(line: bytes) -> WindowRecord | NoteRecord | EndRecord:
     """A line of ``events.jsonl``.
 
     Raises:
-        msgspec.MsgspecError: It is no event of a kind that is known.
+        msgspec.MsgspecError: It is no event of a kind that is known; or another error of ``DAMAGE``.
     """
     fields = msgspec.json.decode(line, type=dict[str, object])
     kind = fields.get("kind")
@@ -54,7 +56,7 @@ def read_record(path: Path, kind: type[_Record]) -> _Record:
 
     Raises:
         OSError: It cannot be read.
-        msgspec.MsgspecError: It is no such record, or has an impossible number.
+        msgspec.MsgspecError: It is no such record, or has an impossible number; or another error of ``DAMAGE``.
     """
     content = read_regular(path)
     require_possible(content)
@@ -65,7 +67,7 @@ def require_possible(content: bytes) -> None:
     """Refuse JSON that holds an integer beyond what any clock or file has.
 
     Raises:
-        msgspec.MsgspecError: It does, or it is no JSON.
+        msgspec.MsgspecError: It does, or it is no JSON; or another error of ``DAMAGE``.
     """
     if _LONG_NUMBER.search(content) and _is_impossible(msgspec.json.decode(content)):
         raise msgspec.ValidationError("an impossible number")
@@ -108,7 +110,7 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
             if is_suspect:
                 require_possible(line)
             records.append(decode(line))
-        except (msgspec.MsgspecError, RecursionError):
+        except DAMAGE:
             problem = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
             damage.append(f"{path.parent.name}/{path.name}: {problem}")
     return records
@@ -144,6 +146,6 @@ def read_rank_record(folder: Path) -> RankRecord | None:
     """The ``rank.json`` of a rank's folder; None where it is missing or damaged, or states what no job has."""
     try:
         record = read_record(folder / wire.RANK_FILE, RankRecord)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, *DAMAGE):
         return None
     return record if record.world_size <= MOST_RANKS else None

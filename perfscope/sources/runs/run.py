@@ -19,6 +19,7 @@ from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.records import (
+    DAMAGE,
     decode_event,
     decode_micro_batch,
     read_rank_record,
@@ -258,7 +259,7 @@ def _read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
         return read_record(folder / wire.SETUP_FILE, SetupRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DAMAGE):
         damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.SETUP_FILE} cannot be read")
         return None
 

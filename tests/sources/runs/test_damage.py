@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import kept_run
 from perfscope.engine.run import analyze
 from tests.conftest import ROOT
 
@@ -24,12 +25,20 @@ FILES = (
 
 
 @pytest.mark.parametrize(
-    ("written", "damaged"), [(rb":(\d{4,})\b", b":%d" % 2**70), (rb'"kind":"\w+"', b'"kind":[]'), (rb"\[\d+", b"[[]")]
+    ("written", "damaged"),
+    [
+        (rb":(\d{4,})\b", b":%d" % 2**70),
+        (rb'"kind":"\w+"', b'"kind":[]'),
+        (rb"\[\d+", b"[[]"),
+        (rb':"\w', b':"\xff'),
+        (rb":\d+", b":" + b"[" * 10_000 + b"]" * 10_000),
+        (rb'"config":{', b'"config":{"deep":' + b"[" * 10_000 + b"]" * 10_000 + b","),
+    ],
 )
 @pytest.mark.parametrize("name", FILES)
 def test_a_record_that_no_process_writes_is_damage(name: str, written: bytes, damaged: bytes, tmp_path: Path) -> None:
     run, _, file = name.partition("/")
-    shutil.copytree(RUNS / run, tmp_path / run)
+    shutil.copytree(kept_run(RUNS / run), tmp_path / run)
     path = tmp_path / name
     content = path.read_bytes().replace(b'": ', b'":')
     path.write_bytes(changed := re.sub(written, damaged, content))
