@@ -76,12 +76,19 @@ def _count(module: Any, parameters: set[int]) -> int:
     return sum(id(parameter) in parameters for _, parameter in named_parameters(module))
 
 
-def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output: ModelOutput) -> bool:
+def report_calls(
+    torch: Any,
+    chain: Sequence[Any],
+    on_call: ModelCall,
+    on_output: ModelOutput,
+    is_over: Callable[[], bool] = lambda: False,
+) -> bool:
     """Report each call of a model, and what it returns while it trains; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
-    in compiled code is left alone: it would have to be compiled again. Where the model is gone, the next one of its
-    class that trains takes its place, as in each fold of a cross-validation.
+    in compiled code is left alone: it would have to be compiled again. Where the model is gone, or ``is_over`` says
+    that nothing trains it any more, the next one of its class that trains takes its place, as in each fold of a
+    cross-validation.
     """
     outside = [index for index, module in enumerate(chain) if type(module).__name__ == _COMPILED]
     in_place = any(getattr(module, "_compiled_call_impl", None) is not None for module in chain)
@@ -90,7 +97,7 @@ def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output
     watched = chain[: outside[0] + 1] if outside else chain
     references = [weakref.ref(module) for module in watched]
     for owner in {type(module) for module in watched}:
-        _wrap_calls(owner, WatchedCalls(owner, references, on_call, on_output))
+        _wrap_calls(owner, WatchedCalls(owner, references, on_call, on_output, is_over))
     return True
 
 
@@ -110,7 +117,12 @@ class WatchedCalls:
     """
 
     def __init__(
-        self, owner: Any, references: list[weakref.ref[Any]], on_call: ModelCall, on_output: ModelOutput
+        self,
+        owner: Any,
+        references: list[weakref.ref[Any]],
+        on_call: ModelCall,
+        on_output: ModelOutput,
+        is_over: Callable[[], bool],
     ) -> None:
         self.base = next(parent for parent in owner.__mro__ if "__call__" in vars(parent))
         self.original: Callable[..., Any] = owner.__call__
@@ -118,12 +130,13 @@ class WatchedCalls:
         self.references = references
         self.on_call, self.on_output = on_call, on_output
         self.is_output_wanted = True
+        self._is_over = is_over
 
     def is_watched(self, module: Any) -> bool:
         """Whether a module is the one that is trained, or takes its place now."""
         if any(module is watched() for watched in self.references):
             return True
-        if self.references[0]() is not None or not (module.training and is_grad_enabled()):
+        if not (module.training and is_grad_enabled() and (self.references[0]() is None or self._is_over())):
             return False
         self.references[:] = [weakref.ref(module)]
         self.is_output_wanted = True
@@ -236,7 +249,7 @@ class ModelWatch:
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
-        if not report_calls(sys.modules["torch"], chain, on_call, on_output):
+        if not report_calls(sys.modules["torch"], chain, on_call, on_output, lambda: self.optimizer is None):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
 
 

@@ -136,26 +136,35 @@ def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) ->
     ]
 
 
-def test_the_model_of_the_next_fold_takes_the_place_of_one_that_is_gone(tiny: type[Tiny]) -> None:
+@pytest.mark.parametrize("old_model_is", ["deleted", "trained no more"])
+def test_the_model_of_the_next_fold_takes_the_place_of_one_that_nothing_trains(
+    old_model_is: str, tiny: type[Tiny]
+) -> None:
     model, teacher, following = tiny(), tiny(), tiny()
     modes: list[bool] = []
+    is_over: list[int] = []
 
     report_calls(
         torch,
         [model],
         lambda _args, _kwargs, *, in_training_mode: modes.append(in_training_mode),
         ignore,
+        lambda: bool(is_over),
     )
     ids = torch.zeros(2, 3, dtype=torch.long)
     model(ids)
     following(ids)
     assert modes == [True]
-    del model
+    if old_model_is == "deleted":
+        del model
+    else:
+        is_over.append(1)
     teacher.eval()(ids)
     with torch.no_grad():
         following(ids)
     assert modes == [True]
     following(ids)
+    is_over.clear()
     following.eval()(ids)
     assert modes == [True, True, False]
 
