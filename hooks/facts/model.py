@@ -15,7 +15,9 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 from perfscope.hooks.facts.precision import dtype_name
@@ -143,6 +145,10 @@ def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
         items = {name: value for base in bases for name, value in base.items() if _is_plain(value)}
         if type(config).__dictoffset__:
             items.update(object.__getattribute__(config, "__dict__"))
+        for name, slot in [item for base in bases for item in base.items()]:
+            if type(slot) is MemberDescriptorType:
+                with suppress(AttributeError):  # it was never set
+                    items[name] = slot.__get__(config)
     values = {}
     for name, value in items.items():
         if not isinstance(name, str) or name.startswith("_"):

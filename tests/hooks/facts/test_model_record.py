@@ -60,6 +60,23 @@ class Constants:
     block = nn.Linear
 
 
+class Slots:
+    __slots__ = ("dim", "later")
+
+    def __init__(self) -> None:
+        self.dim = 64
+
+    @property
+    def width(self) -> NoReturn:
+        raise AssertionError("a property was read")
+
+
+@dataclass(slots=True)
+class SlottedArgs:
+    n_heads: int = 4
+    inner: object = None
+
+
 class HasProperties(nn.Module):
     """A module whose names of configurations, of modules and of parameters are the script's own code."""
 
@@ -91,6 +108,8 @@ def config_of(config: object) -> dict[str, Any]:
         (Trap(inner=Trap(top_k=2), tensor=torch.zeros(2), text="a/b"), {"inner": {"top_k": 2}}),
         (Constants, {"n_layer": 12, "bias": False}),
         (Constants(), {"n_layer": 12, "bias": False}),
+        (Slots(), {"dim": 64}),
+        (SlottedArgs(inner=SlottedArgs(8)), {"n_heads": 4, "inner": {"n_heads": 8, "inner": None}}),
         (Args(), {"n_heads": 4, "moe_args": {"num_experts": 4, "top_k": 2}}),
         ({"n_layer": "12", "heads": None, 3: 4, "layer_types": ["full_attention"]},
          {"n_layer": "12", "heads": None, "layer_types": ["full_attention"]}),
