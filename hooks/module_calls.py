@@ -116,8 +116,9 @@ class ModuleCalls:
 
         # torch's recorder of stacks takes what is named ``self`` in the call of a module for that module.
         def call_in_range(self: object, *inputs: object, **options: object) -> object:
-            # In this order, so that a graph does not depend on the window.
-            if is_compiling() or calls._wrapper is None or not is_wanted() or TRACERS.are_active():
+            # In this order, so that a graph does not depend on the window. A wrapper that another one kept from being
+            # taken away is not the one of the next start.
+            if is_compiling() or calls._wrapper is not call_in_range or not is_wanted() or TRACERS.are_active():
                 return call(self, *inputs, **options)
             with around(names.get(id(self)) or calls._add_names(self, sys._getframe().f_back)):
                 return call(self, *inputs, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -167,6 +168,31 @@ def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() ->
         assert nn.Identity()(5) == 5
     finally:
         nn.Module.__call__ = original
+
+
+def test_a_wrapper_below_the_marks_of_memory_stays_silent_in_the_next_window() -> None:
+    original, net, states = nn.Module.__call__, Net(Layer()), torch.ones(2, 4)
+    ranges, until_error, names = ModuleCalls(), ModuleMarks(), list[str]()
+
+    def around(name: str) -> nullcontext[None]:
+        names.append(name)
+        return nullcontext()
+
+    try:
+        ranges.start(around)
+        until_error.start(1)
+        ranges.stop()
+        net(states)
+        assert names == []
+        for _ in range(2):
+            ranges.start(around)
+            net(states)
+            ranges.stop()
+    finally:
+        until_error.stop()
+        nn.Module.__call__ = original
+    assert names == ["Net", "layers.0", "layers.0.inner"] * 2
+    assert until_error.signs.count(">") == 3 * 3
 
 
 def test_a_compiled_module_is_marked_and_not_compiled_again() -> None:
