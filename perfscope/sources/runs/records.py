@@ -26,6 +26,8 @@ _COMPRESSED = ".gz"
 #: What columns of nanoseconds and bytes have no room for; no clock and no file is near it.
 _IMPOSSIBLE = 5 * 10**18
 _LONG_NUMBER = re.compile(rb"[5-9]\d{18}|\d{20}")
+#: Fields with what a script configured, where any number may be.
+_FREE = ("config", "engine")
 _Record = TypeVar("_Record")
 _EVENTS: dict[str, type[WindowRecord | NoteRecord | EndRecord]] = {
     "window": WindowRecord,
@@ -64,7 +66,7 @@ def read_record(path: Path, kind: type[_Record]) -> _Record:
 
 
 def require_possible(content: bytes) -> None:
-    """Refuse JSON that holds an integer beyond what any clock or file has.
+    """Refuse JSON that holds an integer beyond what any clock or file has, other than in a configuration.
 
     Raises:
         msgspec.MsgspecError: It does, or it is no JSON; or another error of ``DAMAGE``.
@@ -75,7 +77,7 @@ def require_possible(content: bytes) -> None:
 
 def _is_impossible(value: object) -> bool:
     if isinstance(value, dict):
-        return any(map(_is_impossible, value.values()))
+        return any(_is_impossible(inner) for name, inner in value.items() if name not in _FREE)
     if isinstance(value, list):
         return any(map(_is_impossible, value))
     return isinstance(value, int) and abs(value) >= _IMPOSSIBLE
