@@ -10,7 +10,7 @@ from benchmarks.code_statistics import ROOT, Checkout, Row, measure
 REACHED_SO_FAR = {
     "Lines of Python that ship": 79_100,
     "Lines of tests": 42_000,
-    "Thresholds": 560,
+    "Thresholds": 563,
     "Entries of analyzers/ that no command line takes": 1,
 }
 ROWS = measure(Checkout(ROOT))
