@@ -86,9 +86,9 @@ def report_calls(
     """Report each call of a model, and what it returns while it trains; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
-    in compiled code is left alone: it would have to be compiled again. Where the model is gone, or ``is_over`` says
-    that nothing trains it any more, the next one of its class that trains takes its place, as in each fold of a
-    cross-validation.
+    in compiled code is left alone: it would have to be compiled again. A model is over where it is gone, or where
+    ``is_over`` says that nothing trains it any more. Then the next one of its class that trains takes its place, as
+    in a cross-validation.
     """
     outside = [index for index, module in enumerate(chain) if type(module).__name__ == _COMPILED]
     in_place = any(getattr(module, "_compiled_call_impl", None) is not None for module in chain)
