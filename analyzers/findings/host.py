@@ -290,7 +290,9 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     rank = max(training.ranks, key=_pause_us, default=None)
     if rank is None:
         return None
-    cost_us = _pause_us(rank)
+    cost_us = _pause_us(rank) - training.saved_us() / rank.steps  # saves are a cause of their own
+    if cost_us <= 0:
+        return None
     if training.has_device:
         evidence = [
             fact(

@@ -247,6 +247,16 @@ class TracedRun:
         busy_ns = (_busy_ns(device) for device in self.devices)
         return max(step_s * US_PER_S, *(ns / NS_PER_US for ns in busy_ns), 0.0) if step_s else None
 
+    def saved_us(self) -> float:
+        """How long saves stalled the profiled steps: those after a profiled step that another one follows."""
+        host, saves = self.results.host, self.results.saves
+        if saves is None:
+            return 0.0
+        ranks = self.devices if self.has_device or host is None else host.ranks
+        profiled = {step.name.rpartition("#")[2] for rank in ranks for step in rank.steps}
+        inside = (save for save in saves.saves if {str(save.step), str((save.step or 0) + 1)} <= profiled)
+        return sum(save.blocked_s or 0.0 for save in inside) * US_PER_S
+
     @cached_property
     def _profiled_us(self) -> float:
         """The longest mean profiled step of a rank, with the time between the steps."""

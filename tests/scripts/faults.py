@@ -56,7 +56,7 @@ CASES = {
     "slow_data": Case(sample_s=0.06),
     "few_workers": Case(sample_s=0.06, workers=2),
     "recompilation": Case(lengths=tuple(range(8, 65, 4)), steps=11),
-    "saves": Case(save_every=6),
+    "saves": Case(save_every=6, saved=1 << 24),
     "padding": Case(batch=8, padding=0.6),
     "straggler_host": Case(ranks=2, slow_rank={"in_step": lambda: time.sleep(0.2)}),
     "straggler_data": Case(ranks=2, slow_rank={"sample_s": 0.04}),

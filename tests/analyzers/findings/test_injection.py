@@ -34,7 +34,7 @@ TRAINED = {
     "recompilation": "recompilation",
     "saves": "blocking_saves",
     "padding": "padding",
-    "straggler_host": "straggler_host",
+    "straggler_host": "host_pauses",  # on processors `late_ranks` names the rank
     "straggler_data": "slow_data_loading",
     "pipeline_bubble": "large_bubble",
 }
