@@ -249,7 +249,8 @@ class ModelWatch:
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
-        if not report_calls(sys.modules["torch"], chain, on_call, on_output, lambda: self.optimizer is None):
+        trains = weakref.ref(optimizer)
+        if not report_calls(sys.modules["torch"], chain, on_call, on_output, lambda: trains() is None):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
 
 
