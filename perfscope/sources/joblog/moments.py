@@ -6,7 +6,6 @@ without a time has that of the last line that has one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +18,8 @@ from perfscope.sources.joblog.text import parse_timestamp_ns
 from perfscope.tables.joblog import Disturbance, JobLog
 from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
 
-#: nanotron writes the month first.
-_MONTH_FIRST = re.compile(rb"\b(\d\d)/(\d\d)/(\d{4}) (\d\d:\d\d:\d\d)")
-_REACH = 200
-#: A number that is so many times the next one, which goes on from the one before, was damaged.
-_LEAP = 100
-#: No iteration is shorter; a log's first line may stand behind a month of iterations.
+#: No iteration is shorter.
 _SHORTEST_STEP_NS = 1000
-_LONGEST_START_NS = 31 * 86400 * NS_PER_S
 
 
 class MomentsBuilder:
@@ -46,7 +39,7 @@ class MomentsBuilder:
     def read_times(self, lines: bytes) -> None:
         """Read the times of some lines; what is added from here on has the last one."""
         for line in lines.split(b"\n"):
-            stamp_ns = _parse_time(line)
+            stamp_ns = parse_timestamp_ns(line, 0, len(line))
             if stamp_ns is not None:
                 self._now_ns = self._last_ns = stamp_ns
                 self._first_ns = stamp_ns if self._first_ns is None else self._first_ns
@@ -61,12 +54,9 @@ class MomentsBuilder:
         return len(self._records) - 1
 
     def table(self, log: JobLog, marked: Sequence[int], *, are_times_apart: bool) -> LoggedMoments:
-        """The moments of a log's records.
+        """The moments of a log's records, whose numbers among those that were marked are ``marked``.
 
-        Args:
-            log: The log, all of whose records are kept.
-            marked: The numbers of its records among those that were marked.
-            are_times_apart: Its records state times without what else happens between them.
+        ``are_times_apart`` says that its records state times without what else happens between them.
 
         Raises:
             SourceError: No record has a time and a number.
@@ -78,7 +68,7 @@ class MomentsBuilder:
         if len({moment.t_ns for moment in moments}) == 1 < len(moments) and stated_ns > NS_PER_S:
             raise SourceError(log.path, "has no times on the lines of its iterations")
         name = Path(log.path).name
-        possible, damage = _without_leaps(moments, name)
+        possible, damage = _without_leaps(moments, name, log.number("train_iterations"))
         damage += _describe_clock(possible, name)
         last_ns = max(self._last_ns, *(moment.t_ns for moment in possible))
         return LoggedMoments(log.path, self._first_ns, last_ns, tuple(possible), log.number("gpus"), tuple(damage))
@@ -104,17 +94,19 @@ class MomentsBuilder:
             seen = max(seen, end)
 
 
-def _without_leaps(moments: Sequence[LoggedMoment], name: str) -> tuple[list[LoggedMoment], list[str]]:
-    """The moments without those whose number a log cannot have reached, which are named."""
+def _without_leaps(
+    moments: Sequence[LoggedMoment], name: str, last: int | None
+) -> tuple[list[LoggedMoment], list[str]]:
+    """The moments without those behind the last iteration, or of more iterations than there was time for."""
     possible: list[LoggedMoment] = []
     damage: list[str] = []
-    for index, moment in enumerate(moments):
-        before = possible[-1] if possible else None
-        leap = moment.iteration - (before.iteration if before else 0)
-        after = moments[index + 1].iteration if index + 1 < len(moments) else None
-        is_alone = after is not None and (before.iteration if before else 0) < after < moment.iteration
-        gap_ns = max(moment.t_ns - before.t_ns if before else 0, _LONGEST_START_NS if before is None else NS_PER_S)
-        if (is_alone and after is not None and leap > _LEAP * after) or (before and leap * _SHORTEST_STEP_NS > gap_ns):
+    for moment in moments:
+        is_behind = last is not None and moment.iteration > last
+        if possible and not is_behind:
+            before = possible[-1]
+            gap_ns = max(moment.t_ns - before.t_ns, NS_PER_S)
+            is_behind = (moment.iteration - before.iteration) * _SHORTEST_STEP_NS > gap_ns
+        if is_behind:
             damage.append(f"{name}: iteration {moment.iteration} cannot be, and its line is left out")
         else:
             possible.append(moment)
@@ -128,12 +120,3 @@ def _describe_clock(moments: Sequence[LoggedMoment], name: str) -> list[str]:
         return []
     times = "once" if len(back_ns) == 1 else f"{len(back_ns)} times"
     return [f"{name}: its clock goes back {times}, by up to {max(back_ns) / NS_PER_S:.0f} s: the parts are doubtful"]
-
-
-def _parse_time(line: bytes) -> int | None:
-    stated = parse_timestamp_ns(line, 0, len(line))
-    if stated is None and (match := _MONTH_FIRST.search(line, 0, _REACH)) is not None:
-        month, day, year, clock = match.groups()
-        text = b"%s-%s-%s %s" % (year, month, day, clock)
-        return parse_timestamp_ns(text, 0, len(text))
-    return stated

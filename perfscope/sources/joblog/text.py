@@ -1,16 +1,17 @@
 r"""A log file as blocks of whole lines in constant memory, their text without colours, and what any line can hold.
 
 Real logs hold colour codes, Latin-1 names, and progress bars that overwrite themselves with ``\r``. Log rotation leaves
-holes of NUL bytes. A line can have many megabytes. All of it is bytes here; nothing is decoded.
+holes of NUL bytes. All of it is bytes here.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from gzip import BadGzipFile
+from itertools import chain
 from pathlib import Path
 from typing import IO, cast
 
@@ -20,19 +21,17 @@ from perfscope.constants import NS_PER_S, S_PER_MINUTE
 from perfscope.errors import SourceError
 
 BLOCK = 1 << 21
-_FIRST = 1 << 16
 
 _GZIP = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not say that it is an exception
 _ESCAPE = rb"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\](?:[^\x07\x1b\n]{0,400}+(?:\x07|\x1b\\))?+|[@-Z\\^_])"
 _ESCAPES = re.compile(_ESCAPE + rb"(?:" + _ESCAPE + rb")*+")  # one match for all that stand in a row
 _RETURNS_TO_ENDS = bytes.maketrans(b"\r", b"\n")
-_CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
-_LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
+_CONTROL = bytes(set(range(1, 32)) - set(b"\t\n\r\f\b\x1b"))
+_LARGEST_SHARE_OF_CONTROL_BYTES = 0.05
 _ARCHIVES = ((0, b"PK\x03\x04"), (257, b"ustar"))
 _LONGEST_LINE = 1 << 24
 _LONGEST_LINE_READ = 1 << 14
-_ENDS_READ = 1 << 13
 #: No figure of a log is larger, unless it is damaged or infinite.
 LARGEST = 1e30
 
@@ -45,9 +44,13 @@ LABEL = (
 _LABEL = re.compile(LABEL)
 #: The clock of a progress bar, with hours or without.
 CLOCK = rb"(?P<clock>(?:\d{1,5}:)?\d\d:\d\d)"
-_LONGEST_LABEL = 120
-_TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-_TIMESTAMP_REACH = 200
+#: The month comes first in nanotron's logs.
+_TIMESTAMP = re.compile(
+    rb"(?:(?P<Y>\d{4})[-/](?P<M>\d\d)[-/](?P<D>\d\d)|(?P<m>\d\d)/(?P<d>\d\d)/(?P<y>\d{4}))[ T]"
+    rb"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+)
+#: Labels and times are looked for in so many bytes of a line.
+_REACH = 200
 _NUMBER = re.compile(rb"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
@@ -59,82 +62,54 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
     """
     try:
         with path.open("rb") as raw:
-            for lines in _whole_lines(_read(path, raw, size)):
-                yield from _split_at_returns(lines)
+            yield from _whole_lines(_decode(path, _read(path, raw, size)))
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
 
 
 def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
-    head = raw.read(min(size, _FIRST)) + raw.readline(_LONGEST_LINE)
-    if head.startswith(_GZIP):
-        raw.seek(0)
-        yield from _inflate(path, raw, size)
+    chunk = raw.read(size)
+    if not chunk.startswith(_GZIP):
+        while chunk:
+            yield chunk
+            chunk = raw.read(size)
         return
-    decode = _choose_decoder(head)
-    _refuse_archive(path, head)
-    if decode is _unchanged and is_binary(head):
-        raise SourceError(path, "is a binary file, not a log", hint="name a log, or a folder of logs")
-    head = head.removeprefix(codecs.BOM_UTF8)
-    step = len(head)
-    while head:
-        yield decode(head)
-        step = min(2 * step, size)
-        head = raw.read(step) + raw.readline(_LONGEST_LINE)
-
-
-def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
+    raw.seek(0)
     with igzip.open(raw, "rb") as inflated:
-        first, decode = True, _choose_decoder(b"")
+        chunk = b""
         while True:
+            is_first = not chunk
             try:
                 chunk = inflated.read(size)
             except (EOFError, _ISAL_ERROR, BadGzipFile):
-                if first:
+                if is_first:
                     raise SourceError(path, "is a damaged gzip file") from None
                 return
-            if first:
-                decode = _choose_decoder(chunk)
-                _refuse_archive(path, chunk)
-                if decode is _unchanged and is_binary(chunk):
-                    raise SourceError(path, "is a compressed binary file, not a log")
-                chunk = chunk.removeprefix(codecs.BOM_UTF8)
-            first = False
             if not chunk:
                 return
-            yield decode(chunk)
+            yield chunk
 
 
-def _refuse_archive(path: Path, head: bytes) -> None:
-    """An archive of logs holds their text, one behind the other, and would be read as one job."""
-    if any(head.startswith(magic, offset) for offset, magic in _ARCHIVES):
+def _decode(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """UTF-8 of a file; UTF-16 begins with a byte order mark."""
+    head = next(chunks, b"")
+    if any(head.startswith(magic, offset) for offset, magic in _ARCHIVES):  # would be read as one job
         raise SourceError(path, "is an archive, not a log", hint="unpack it, and name the folder")
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+        yield from (decoder.decode(chunk).encode() for chunk in chain((head,), chunks))
+        return
+    if is_binary(head):
+        raise SourceError(path, "is a binary file, not a log", hint="name a log, or a folder of logs")
+    yield head.removeprefix(codecs.BOM_UTF8)
+    yield from chunks
 
 
 def is_binary(head: bytes) -> bool:
     """Whether the beginning of a file is too full of control bytes to be text; holes of NUL bytes are forgiven."""
-    text = head.replace(b"\0" * 16, b"")
+    text = head.translate(None, b"\0")
     control_bytes = len(text) - len(text.translate(None, _CONTROL))
     return control_bytes > _LARGEST_SHARE_OF_CONTROL_BYTES * len(text) or (bool(head) and not text)
-
-
-def _choose_decoder(head: bytes) -> Callable[[bytes], bytes]:
-    """What makes UTF-8 of a text that begins with these bytes: UTF-16 begins with a byte order mark."""
-    return _from_utf16(head) if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else _unchanged
-
-
-def _unchanged(chunk: bytes) -> bytes:
-    return chunk
-
-
-def _from_utf16(head: bytes) -> Callable[[bytes], bytes]:
-    name = "utf-16-le" if head.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"
-    decoder = codecs.getincrementaldecoder(name)(errors="replace")
-
-    def decode(chunk: bytes) -> bytes:
-        return decoder.decode(chunk).lstrip("\ufeff").encode()
-
-    return decode
 
 
 def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -155,18 +130,6 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield text[:end]
     if rest:
         yield rest
-
-
-def _split_at_returns(lines: bytes) -> Iterator[bytes]:
-    """A block in parts where its lines are much longer, as one of overwritten bars is; all of it leaves the cache."""
-    begin = 0
-    while len(lines) - begin > 2 * BLOCK:
-        end = lines.rfind(b"\r", begin, begin + BLOCK) + 1
-        if end == 0 or lines.startswith(b"\n", end):
-            break
-        yield lines[begin:end]
-        begin = end
-    yield lines[begin:] if begin else lines
 
 
 def to_plain_text(text: bytes) -> bytes:
@@ -196,29 +159,30 @@ def _shorten_lines(text: bytes) -> bytes:
             continue
         end = text.find(b"\n", begin)
         end = len(text) if end < 0 else end
-        parts += (text[copied : begin + _ENDS_READ], b"\n")
-        copied = end - _ENDS_READ
+        parts += (text[copied : begin + _LONGEST_LINE_READ // 2], b"\n")
+        copied = end - _LONGEST_LINE_READ // 2
         begin = end + 1
     return b"".join((*parts, text[copied:])) if parts else text
 
 
 def parse_label(text: bytes, line: int) -> bytes | None:
     """What a launcher wrote in front of the line that begins at ``line``; None where it wrote nothing."""
-    match = _LABEL.match(text, line, line + _LONGEST_LABEL)
+    match = _LABEL.match(text, line, line + _REACH)
     return match[1] if match else None
 
 
 def parse_timestamp_ns(text: bytes, start: int, end: int) -> int | None:
     """The first date and time of a line in nanoseconds since 1970, time zone ignored; None without one."""
-    match = _TIMESTAMP.search(text, start, min(end, start + _TIMESTAMP_REACH))
+    match = _TIMESTAMP.search(text, start, min(end, start + _REACH))
     if match is None:
         return None
-    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    year, month, day = (int(match[name] or match[name.lower()]) for name in "YMD")
+    hour, minute, second = (int(match[group]) for group in (7, 8, 9))
     try:
         date = datetime(year, month, day, hour, minute, second)
     except ValueError:
         return None
-    fraction = (match[7] or b"").ljust(9, b"0")
+    fraction = (match[10] or b"").ljust(9, b"0")
     return int((date - datetime(1970, 1, 1)).total_seconds()) * NS_PER_S + int(fraction)
 
 
