@@ -1,8 +1,4 @@
-"""The neutral document between analyzers and renderers.
-
-A result is written twice: as data (for JSON, with full precision and null for what does not exist) and as
-sections (for people). Renderers see only this file, so that N analyzers and M formats make N + M pieces.
-"""
+"""The neutral document between analyzers and renderers: data for JSON, and sections for people."""
 
 from __future__ import annotations
 
@@ -24,10 +20,8 @@ Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json
 
 _T = TypeVar("_T")
 
-_PERCENT = 100
 #: Control characters, and those that turn the direction of a line.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_LARGEST_BYTE = 0xFF
 _NUMBER = re.compile(r"\d+")
 _FIRST_WARNINGS = 8
 #: Rows that a table shows of something of which there may be very many.
@@ -35,35 +29,18 @@ MOST_ROWS = 20
 
 
 def escape_control_characters(text: str) -> str:
-    r"""A text of a file, such as its name, without what would change a terminal's colour or title.
-
-    >>> escape_control_characters("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    return _CONTROL.sub(_escape_character, text)
-
-
-def _escape_character(match: re.Match[str]) -> str:
-    number = ord(match[0])
-    return f"\\x{number:02x}" if number <= _LARGEST_BYTE else f"\\u{number:04x}"
+    """A text of a file, such as its name, without what would change a terminal's colour or title."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def percent(share: float | Fraction | None) -> float | None:
-    """A cell in percent of a share, where 1 is the whole.
-
-    >>> percent(0.25)
-    25.0
-    """
-    return None if share is None else float(_PERCENT * share)
+    """A cell in percent of a share, where 1 is the whole."""
+    return None if share is None else float(100 * share)
 
 
 def percent_of(part: float, whole: float) -> float | None:
-    """A cell in percent of a part of a whole; there is none where the whole is 0.
-
-    >>> percent_of(1, 8)
-    12.5
-    """
-    return _PERCENT * part / whole if whole else None
+    """A cell in percent of a part of a whole; there is none where the whole is 0."""
+    return 100 * part / whole if whole else None
 
 
 def milliseconds(seconds: float | None) -> float | None:
@@ -82,11 +59,7 @@ def in_unit(value: float | Fraction | None, unit: int) -> float | None:
 
 
 def first_rows(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """The first rows of a long table, and a note that says how many rows are left out, if there are any.
-
-    >>> first_rows([("a",), ("b",)], most=1)
-    ((('a',),), ('1 more rows are in --format json.',))
-    """
+    """The first rows of a long table, and a note that says how many are left out, if there are any."""
     left_out = len(rows) - most
     return tuple(rows[:most]), (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
 
@@ -104,7 +77,6 @@ class Section:
     """A heading, an optional table, and notes that a reader needs to trust it.
 
     Attributes:
-        title: The heading.
         columns: The table's columns; empty for a section of text.
         rows: One tuple a row, as long as ``columns``; None is a value that does not exist.
         notes: Sentences below the table: conventions, assumptions, reasons for values that are absent.
@@ -130,21 +102,13 @@ class Section:
 def long_table(
     title: str, columns: tuple[Column, ...], rows: Sequence[Row], notes: tuple[str, ...] = (), *, most: int
 ) -> Section:
-    """A long table that shows its first rows; its last note says how many are left out, if there are any.
-
-    >>> long_table("A", (Column("B"),), [("a",), ("b",)], most=1).notes
-    ('1 more rows are in --format json.',)
-    """
+    """A long table that shows its first rows; its last note says how many are left out, if there are any."""
     shown, left_out = first_rows(rows, most)
     return Section(title, columns, shown, (*notes, *left_out), every=rows if left_out else ())
 
 
 def shorten_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
-    """Warnings for people: of more than 512 that differ in numbers alone, as those of many ranks, the first ones.
-
-    >>> shorten_warnings(["rank 1 is cut"] * 2)
-    ('rank 1 is cut', 'rank 1 is cut')
-    """
+    """Warnings for people: of more than 512 that differ in numbers alone, as those of many ranks, the first ones."""
     alike: dict[str, list[str]] = {}
     for line in warnings:
         alike.setdefault(_NUMBER.sub("0", line), []).append(line)
@@ -161,13 +125,9 @@ def shorten_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole answer.
+    """A whole answer: what ``--format json`` prints, whose first key is ``schema``, and what people read.
 
-    Attributes:
-        title: Its heading.
-        data: What ``--format json`` prints; its first key is ``schema``.
-        sections: What people read.
-        warnings: Doubts about the answer, repeated on standard error.
+    ``warnings`` are doubts about the answer, repeated on standard error.
     """
 
     title: str

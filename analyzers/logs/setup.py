@@ -19,13 +19,7 @@ _NOT_IN_A_GPT = ("swiglu", "group_query_attention", "experts", "untie_embeddings
 
 
 class Overrides(msgspec.Struct, frozen=True):
-    """What the user states about the runs; it overrides what logs and names state.
-
-    Attributes:
-        parameters, gpus, seq_len, samples: Size of the model, GPUs of the job, tokens in a sequence, global batch.
-        checkpointing: Activation checkpointing: what is recomputed.
-        warmup: Iterations left out at every start; absent for one record.
-    """
+    """What the user states about the runs, ``samples`` in a global batch; it overrides what logs and names state."""
 
     parameters: int | None = None
     gpus: int | None = None

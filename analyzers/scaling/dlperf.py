@@ -42,12 +42,7 @@ class Speed(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProtocolResult:
-    """A benchmark by its own rules.
-
-    Attributes:
-        speeds: By model, then in the order of nodes and GPUs.
-        notes: Missing runs.
-    """
+    """A benchmark by its own rules: speeds by model, in the order of nodes and GPUs, and missing runs."""
 
     speeds: Mapping[str, tuple[Speed, ...]]
     notes: tuple[str, ...]

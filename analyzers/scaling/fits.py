@@ -164,11 +164,7 @@ def fit_law(law: str, configurations: Sequence[Configuration], predicted_gpus: S
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """A law in its linear form: its coefficients, their covariance, the relative error of a configuration.
-
-    Attributes:
-        factor: Student's factor of the intervals.
-    """
+    """A law in its linear form, the relative error of a configuration, and Student's factor of the intervals."""
 
     law: str
     configurations: int
@@ -232,7 +228,6 @@ def _fit_linear(law: str, gpus: _Floats, speeds: _Floats) -> LinearFit | str:
 
 
 def _list_terms(law: str, gpus: _Floats) -> _Floats:
-    """The terms of a law's linear form, a row a configuration."""
     columns = [np.ones_like(gpus), gpus - 1]  # N / X = 1 / lambda + sigma / lambda (N - 1)
     if law == "usl":
         columns.append(gpus * (gpus - 1))

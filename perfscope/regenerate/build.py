@@ -24,15 +24,13 @@ _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ReportBlock:
-    """One generated block.
+    """One generated block, and where its content begins and ends in the text.
 
     Attributes:
         line: The line of its first marker, from 1.
-        begin, end: Where its content begins and ends in the text.
         words: Its command, without ``perfscope``.
         sections: The titles of the selected sections; empty for the whole report.
         level: The level of the heading above it; 0 without a heading.
-        content: The text between the markers.
     """
 
     line: int
@@ -117,11 +115,7 @@ def describe_source(path: Path, name: str) -> str:
 
 
 def git_blob(content: bytes) -> str:
-    """The name that ``git hash-object`` prints for a content.
-
-    >>> git_blob(b"what is up, doc?")
-    'bd9dbf5aae1a3862dd1526723246b20206e5fc37'
-    """
+    """The name that ``git hash-object`` prints for a content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -133,13 +127,7 @@ _MARKER = b"<!-- perfscope:"
 
 @dataclass(frozen=True, slots=True)
 class BuiltBlock:
-    """A block, with the content that was built from its raw files.
-
-    Attributes:
-        block: The block.
-        command: Its command, as a person would type it.
-        content: The content built from the raw files.
-    """
+    """A block, its command as a person would type it, and the content built from its raw files."""
 
     block: ReportBlock
     command: str
@@ -176,11 +164,7 @@ class BuiltPage:
 
 
 def build_pages(path: Path, answer: Answer) -> list[BuiltPage]:
-    """Build a report, or every report below a folder; nothing is written.
-
-    Args:
-        path: A markdown file, or a folder.
-        answer: What runs the command of a block.
+    """Build a report, or every report below a folder; nothing is written. ``answer`` runs the command of a block.
 
     Raises:
         SourceError: There is no block, or one cannot be regenerated.
@@ -200,7 +184,7 @@ def build_pages(path: Path, answer: Answer) -> list[BuiltPage]:
 
 
 def _find_reports(folder: Path) -> list[Path]:
-    """The markdown files with a marker below a folder; hidden folders (environments, caches) are left out."""
+    """The markdown files with a marker below a folder; hidden ones (environments, caches) are left out."""
     visible = (
         file
         for file in folder.rglob("*.md")
@@ -234,17 +218,13 @@ def _build_block(path: Path, block: ReportBlock, answer: Answer) -> BuiltBlock:
 
 
 def _render(report: Report, block: ReportBlock) -> str:
-    """The report, or the sections that the block selects, one level below the heading above the block."""
     if block.sections:
         return render_sections(report.select(block.sections), block.level + 2)
     return render(report, block.level + 1)
 
 
 def _find_sources(folder: Path, words: Sequence[str]) -> tuple[Path, list[str]]:
-    """The folder that the command's paths start from, and those paths.
-
-    It is the report's own folder, or the nearest one above in which a path of the command exists.
-    """
+    """The command's paths, and the folder that they start from: the report's own, or the nearest one above."""
     candidates = [word for word in words[1:] if not word.startswith("-") and ("/" in word or "." in word)]
     for start in (folder, *folder.parents):
         paths = [word for word in candidates if (start / word).exists()]

@@ -26,14 +26,7 @@ from perfscope.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """A markdown file whose tables were recomputed.
-
-    Attributes:
-        file: Its tables.
-        document: The text around them.
-        tables: The recomputed cells of its tables.
-        contradictions: Their rows that contradict themselves.
-    """
+    """A markdown file, the text around its tables, their recomputed cells, and the rows that contradict themselves."""
 
     file: PublishedFile
     document: MarkdownDocument
@@ -69,11 +62,7 @@ def _explain_unread(file: PublishedFile) -> str:
 
 
 def write_cells(path: Path, checked: CheckedFile) -> None:
-    """Replace the cells of a file that cannot be right by their recomputed values.
-
-    Raises:
-        SourceError: The file cannot be written.
-    """
+    """Replace the cells of a file that cannot be right by their recomputed values."""
     if checked.tables.unfounded:
         content = replace_cells(checked.document, checked.tables.unfounded)
         replace_file(path, content.encode("utf-8", "surrogateescape"))

@@ -44,8 +44,6 @@ ADDED_COLUMNS: Mapping[str, AddedColumn] = {
 
 
 class _File(NamedTuple):
-    """A file's tables, their recomputed cells, and their rows that contradict themselves."""
-
     tables: Sequence[PublishedTable]
     checked: CheckedTables
     contradictions: Sequence[Contradiction]
@@ -54,13 +52,7 @@ class _File(NamedTuple):
 def report_tables(
     paths: Sequence[Path], constants: Mapping[Quantity, Constant], peak_tflops: float | None, added: Sequence[str]
 ) -> Report:
-    """Tables with their recomputed cells.
-
-    Args:
-        paths: CSV or markdown files.
-        constants: Values that hold for every table, whatever its text states.
-        peak_tflops: The GPU's dense peak, for columns with a share of it.
-        added: Names of ``ADDED_COLUMNS``.
+    """Tables of CSV or markdown files with their recomputed cells, and the columns ``added`` by their names.
 
     Raises:
         SourceError: A file contains no table that can be recomputed.
@@ -94,7 +86,6 @@ def _check_files(
 
 
 def _describe(file: _File, table: PublishedTable, columns: Mapping[str, AddedColumn]) -> tuple[Section, Json]:
-    """A table as a section and as JSON."""
     lines = {row.line for row in table.rows}
     checked = [cell for cell in file.checked.cells if cell.table_line == table.line]
     contradictions = [row for row in file.contradictions if row.line in lines]

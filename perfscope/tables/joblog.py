@@ -1,7 +1,6 @@
 """Typed tables of a job's log: its iterations, the facts that it states, its checkpoint saves.
 
-As in ``perfscope.tables`` a column of an optional value is a masked array: absent is neither 0 nor NaN. Times are
-integer nanoseconds, sizes integer bytes.
+Absent is neither 0 nor NaN. Times are integer nanoseconds, sizes integer bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64, to_frame
-
-if TYPE_CHECKING:
-    import pandas as pd
+from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64
 
 
 class Disturbance(StrEnum):
@@ -94,10 +89,6 @@ class Iterations:
         new[1:] -= np.minimum(again, new[1:])
         return new
 
-    def frame(self) -> pd.DataFrame:
-        """The table as a pandas DataFrame, with <NA> for what is absent."""
-        return to_frame({column.name: getattr(self, column.name) for column in fields(self)})
-
     def without_figures(self) -> Iterations:
         """The numbers of the iterations alone, with neither times nor what else was measured."""
         measured = {
@@ -110,15 +101,14 @@ class Iterations:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One checkpoint save.
+    """One checkpoint save; what the log does not state is absent.
 
     Attributes:
-        iteration: After which iteration; absent where the log does not state it.
-        wall_ns: How long it stalled training; absent where the log does not state it.
-        source: Where the time comes from: ``timer`` or ``timestamps``; absent without a time.
+        wall_ns: How long it stalled training.
+        source: Where the time comes from: ``timer`` or ``timestamps``.
         path: Where to, as the log has it.
-        asynchronous: Training went on meanwhile; absent where the log does not state it.
-        drained_ns: From its beginning until an asynchronous one lay on disk; absent where the log does not state it.
+        asynchronous: Training went on meanwhile.
+        drained_ns: From its beginning until an asynchronous one lay on disk.
     """
 
     iteration: int | None
@@ -133,9 +123,7 @@ class Save:
 class Fact:
     """Something that a log, or its name, states about its run.
 
-    Attributes:
-        value: What is stated.
-        source: ``arguments``, ``log``, ``deepspeed config``, ``records``, ``command line`` or ``name``.
+    ``source`` is ``arguments``, ``log``, ``deepspeed config``, ``records``, ``command line`` or ``name``.
     """
 
     value: int | float | str | bool
@@ -144,13 +132,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A named part of an iteration, from a timer line.
-
-    Attributes:
-        name: As the framework calls it.
-        lines: Over how many lines.
-        mean_ns: Mean over those lines, the slowest rank of each.
-    """
+    """A named part of an iteration, from so many timer lines; the mean over these of the slowest rank."""
 
     name: str
     lines: int
@@ -159,14 +141,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """Device memory, the largest that any rank reports.
-
-    Attributes:
-        allocated_bytes: Peak allocated by tensors.
-        reserved_bytes: Peak reserved by the allocator.
-        used_bytes: In use on the device, as nvidia-smi sees it.
-        total_bytes: What the device has.
-    """
+    """Device memory, the largest that any rank reports; used as nvidia-smi sees it, total is what the device has."""
 
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -176,13 +151,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True)
 class SourceMedian:
-    """The step time, or the throughput, by a source that was not chosen for the step time.
-
-    Attributes:
-        name: Its name.
-        wall_ns: Median time of an iteration; absent where it states none.
-        samples_per_s: Median throughput; absent where it states none.
-    """
+    """The median of a source that was not chosen for the step time; what it does not state is absent."""
 
     name: str
     wall_ns: int | None
@@ -194,21 +163,15 @@ class JobLog:
     """The contents of one log.
 
     Attributes:
-        path: The file.
         framework: What wrote it; absent where no line identifies a framework.
-        iterations: Its iteration records.
         time_source: What the times of ``iterations`` are; absent without records.
         copies: Records that repeat another rank's.
         redone: Iterations that were done again after a restart.
         gaps: Places where iterations are missing between two records.
         unreadable: Records whose time is no number.
-        other_sources: Other sources of the step time in the same log.
         facts: What is stated about model, batch and layout, by name, best source first.
         arguments: Every argument that it prints, as text.
         tflops_label: What it calls its own TFLOPs; absent where it prints none.
-        saves: Checkpoint saves.
-        timers: Parts of an iteration.
-        memory: Device memory.
         out_of_memory: ``device``, ``host`` or absent.
         names_run: Its name is built like a benchmark's log.
         ended: How the run ended badly, in words; absent without such a line.

@@ -1,7 +1,6 @@
 """A published table as numbers: the value of each cell, its digits, and its position in the file.
 
-Sources read these from markdown and CSV; the analyzers of ``published`` recompute the figures that follow from the
-other cells of a row. Numbers are exact fractions, because a verdict such as "rounded" depends on the last digit.
+Numbers are exact fractions, because a verdict such as "rounded" depends on the last digit.
 """
 
 from __future__ import annotations
@@ -65,14 +64,11 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class PrintedFigure:
-    """One printed number.
+    """One printed number: its value, the printed digits times ``unit``, and the digits with their place in the file.
 
     Attributes:
-        number: Its value: the printed digits times ``unit``.
         unit: What a printed 1 is worth: 10**9 in ``52B``, 1/100 in ``7.7%``.
         decimals: Printed digits after the point.
-        text: The digits as printed.
-        span: Where the digits are in the file.
     """
 
     number: Fraction
@@ -100,7 +96,6 @@ class StatedChange:
 
     Attributes:
         column: The column, from 0.
-        kind: Per cent of the reference, or the difference to it.
         sign: -1 or +1 by the cell's arrow or sign; 0 without one.
         figure: The stated size of the change, without sign.
     """
@@ -113,19 +108,17 @@ class StatedChange:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """One row of a published table.
+    """One row of a published table, from ``line`` of its file.
 
     Attributes:
-        line: Its line in the file, from 1.
-        cells: Its cells as printed.
         label: A name for the row, from the cells that distinguish it.
         group: Cells that its baseline has in common: model, precision, batch size per device.
-        figures: What could be read, by quantity.
+        figures: What could be read.
         blanks: Cells of derived quantities that are empty.
         numbers: The leading number of every cell; None where there is none.
         changes: Changes stated inside cells.
         absent: Cells without a figure, such as ``OOM``, and empty ones.
-        problems: What could not be read, in words, by quantity.
+        problems: What could not be read, in words.
     """
 
     line: int
@@ -155,9 +148,7 @@ class PublishedTable:
     Attributes:
         title: The heading above it.
         line: The line of its heading row, from 1.
-        headings: The columns' headings as printed.
         columns: The column of each quantity, from 0.
-        rows: The rows that hold anything.
         constants: Values that hold for every row.
         ambiguous: The problem with each constant that the text states with two values.
         notes: Problems with its columns, in words.

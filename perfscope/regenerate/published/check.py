@@ -79,19 +79,14 @@ class CellVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedCell:
-    """One derived cell.
+    """One derived cell of a row of a table.
 
     Attributes:
-        table_line: Line of the table's heading row.
-        table_title: The heading above the table.
-        line: The row's line.
         row: The label of the row.
-        column: The column's heading.
         quantity: What the cell states: a ``Quantity``, or a change.
         published: The cell's digits; empty for an empty cell.
         recomputed: The exact value, in the unit of the printed digits.
         text: The recomputed value with as many decimals as the cell.
-        verdict: How the two compare.
         span: Where the digits are in the file.
     """
 
@@ -138,7 +133,6 @@ class CheckedTables:
     """The derived cells of a file's tables.
 
     Attributes:
-        cells: Every derived cell that could be recomputed.
         uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
         conventions: Tables whose TFLOPs follow another convention, in words.
         assumed: Constants that neither the file nor an option states: ``sequence length 1024 (tokens)``.
@@ -161,12 +155,7 @@ class CheckedTables:
 
 
 def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
-    """Recompute every derived cell.
-
-    Args:
-        tables: The tables of a file.
-        peak_tflops: The GPU's dense peak, for columns with a share of it; without it they are not recomputed.
-    """
+    """Recompute every derived cell; without the GPU's dense peak not those with a share of it."""
     peak = Fraction(str(peak_tflops)) if peak_tflops else None
     results = [result for table in tables for result in _check_table(table, peak)]
     cells = tuple(result for result in results if isinstance(result, CheckedCell))
@@ -269,7 +258,6 @@ def _make_cell(
     value: Fraction,
     verdict: CellVerdict,
 ) -> CheckedCell:
-    """A cell with its exact value in the unit of the printed digits."""
     return CheckedCell(
         table_line=table.line,
         table_title=table.title,
@@ -350,7 +338,6 @@ def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int
 
 
 def _contradictions(row: PublishedRow, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
-    """Say which columns of a row cannot all be right."""
     values = {quantity: figure.number for quantity, figure in row.figures.items()}
     texts = {
         quantity: f"{_SHORT[quantity]} {figure.text}" for quantity, figure in row.figures.items() if quantity in _SHORT
@@ -386,11 +373,7 @@ def judge(published: PrintedFigure, printed: Interval) -> CellVerdict:
 
 
 def format_rounded(value: Fraction, decimals: int) -> str:
-    """Write a fraction with a number of decimals, halves to even.
-
-    >>> format_rounded(Fraction(4974996, 100000), 1)
-    '49.7'
-    """
+    """Write a fraction with a number of decimals, halves to even."""
     digits = round(value * 10**decimals)
     sign = "-" if digits < 0 else ""
     whole, part = divmod(abs(digits), 10**decimals)

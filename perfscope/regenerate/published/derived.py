@@ -123,7 +123,6 @@ def _parameters(table: PublishedTable, row: PublishedRow) -> int:
 
 
 def _global_batch_or_stated(table: PublishedTable, row: PublishedRow) -> Fraction:
-    """The global batch of the row; without such a column, that of the text."""
     try:
         return _global_batch(row)
     except NotComputable:
@@ -226,10 +225,8 @@ def _explain_absent(row: PublishedRow, quantity: Quantity) -> str:
 def find_baselines(table: PublishedTable) -> list[PublishedRow | None]:
     """The baseline of each row's speed-up: the row of its group with the fewest GPUs or a published speed-up of 1.
 
-    A group of one row has none. A group whose row of the fewest GPUs states another speed-up than 1 has none, either.
-    It is relative to something that the table does not show.
-
-    If a group has several (a table below a table), the last one above the row counts.
+    A group of one row has none. Neither has a group whose row of the fewest GPUs states another speed-up than 1: it is
+    relative to something that is not shown. Of several (a table below a table) the last one above the row counts.
     """
     groups: dict[tuple[str, ...], list[PublishedRow]] = {}
     for row in table.rows:
@@ -247,7 +244,6 @@ def find_baselines(table: PublishedTable) -> list[PublishedRow | None]:
 
 
 def _find_candidates(table: PublishedTable, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
-    """The rows of a group that can be a baseline."""
     usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
     if len(usable) < _FEWEST_OF_A_GROUP:
         return [row for row in usable if _is_reference(row)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from perfscope.sources.joblog.moments import MomentsBuilder
 from perfscope.sources.joblog.records import Record, RecordSeries
@@ -34,19 +34,6 @@ _BAD_ENDS = (
 
 #: What a fact can be.
 Value: TypeAlias = "int | float | str | bool"
-
-#: Printed records, copies included, by their source.
-Rows: TypeAlias = Mapping[str, int]
-
-_MOST_CHANGES = 64
-
-
-class LabelledLine(Protocol):
-    """A line that was printed."""
-
-    @property
-    def label(self) -> bytes | None:
-        """What a launcher wrote in front of it."""
 
 
 class SavesBuilder:
@@ -111,60 +98,11 @@ class SavesBuilder:
             self._saves[-1] = replace(self._saves[-1], wall_ns=wall_ns, source=source)
 
 
-class JobChanges:
-    """Whether what a log states of its job shows that it holds the lines of two jobs.
-
-    A job may restart and may extend its end. Records with another last iteration are of another job if they start from
-    the beginning. A set-up that changes after the first job has trained shows another job, too.
-    """
-
-    def __init__(self) -> None:
-        self._end: int | None = None
-        self._first = 0
-        self._changes: list[tuple[str, Rows]] = []
-        self._reason: str | None = None
-
-    def add(self, reason: str) -> None:
-        """Two jobs are certain; the first reason is kept."""
-        self._reason = self._reason or reason
-
-    def on_change(self, name: str, before: object, after: object, rows: Rows) -> None:
-        """A fact that one job states once has changed, after so many rows of each source."""
-        if len(self._changes) < _MOST_CHANGES:
-            text = f"the log is of two jobs: {name} is {before} for the first records and {after} for those that follow"
-            self._changes.append((text, rows))
-
-    def on_end(self, iterations: int, number: int) -> None:
-        """The record of iteration ``number`` states another last iteration than those before."""
-        if self._end is None:
-            self._first = number
-        elif number <= self._first:
-            low, high = sorted((self._end, iterations))
-            self.add(f"the log is of two jobs, one of {low} iterations and one of {high}")
-        self._end = iterations
-
-    def conclude(self, source: str | None, series: RecordSeries | None) -> str | None:
-        """Why the records of a source cannot be of one job; None where they can.
-
-        A set-up that changed before the first of them, or after the last, is of a job that they are not of.
-        """
-        if self._reason is None and series is not None:
-            for text, rows in self._changes:
-                if rows.get(source or "", 0) > 0 and series.new_since(rows[source or ""]) > 0:
-                    return text
-        return self._reason
-
-
 class JobLogBuilder:
     """The content of one log, as far as it has been read.
 
     Attributes:
-        series: The iteration records, by the source of their times.
-        frameworks: The frameworks that some line proves to have written it.
-        saves: The checkpoint saves.
-        arguments: The arguments that the framework printed, as text.
-        tflops_label: What the log calls its own TFLOPs.
-        out_of_memory: ``device``, ``host`` or None.
+        frameworks: Those that some line proves to have written it.
         unreadable: Records whose time is no number.
         remarks: The first remark of each kind, by its code.
     """
@@ -185,7 +123,9 @@ class JobLogBuilder:
         self._facts: dict[str, dict[str, Fact]] = {}
         self._timers: dict[str, tuple[int, int]] = {}
         self._bad_ends: list[tuple[dict[str, int], str]] = []
-        self._jobs = JobChanges()
+        self._changes: dict[str, tuple[str, int]] = {}
+        self._end: tuple[int, int] | None = None
+        self._two_jobs: str | None = None
 
     def series_of(self, source: str) -> RecordSeries:
         """The series of one source, which is created at the first call."""
@@ -193,14 +133,12 @@ class JobLogBuilder:
             self.series[source] = RecordSeries(self._moments)
         return self.series[source]
 
-    def add(self, source: str, record: Record, line: LabelledLine, **settings: bool | int | None) -> None:
+    def add(self, source: str, record: Record, label: bytes | None, **settings: bool | int | None) -> None:
         """Append a record to its source, whose attributes are set to ``settings``."""
-        series = self.series.get(source)
-        if series is None:
-            series = self.series[source] = RecordSeries(self._moments)
+        series = self.series_of(source)
         for name, value in settings.items():
             setattr(series, name, value)
-        series.add(record, line.label)
+        series.add(record, label)
 
     def timed(
         self, text: bytes, unit_ns: int, iteration: int | None = None, *, loss: float | None = None, digits: bool = True
@@ -280,23 +218,36 @@ class JobLogBuilder:
         by_source = self._facts.setdefault(name, {})
         before = by_source.get(source)
         if before is not None and before.value != value and (name, source) in _OF_ONE_JOB:
-            self._jobs.on_change(name, before.value, value, self._rows())
+            text = f"{name} is {before.value} for the first records and {value} for those that follow"
+            for each, rows in self._rows().items():
+                if rows:
+                    self._changes.setdefault(each, (f"the log is of two jobs: {text}", rows))
         by_source[source] = Fact(value, source)
 
     def on_end_of_records(self, iterations: int, number: int) -> None:
-        """The record of iteration ``number`` states another last iteration of its job than the record before."""
+        """The record of iteration ``number`` states another last iteration than the one before."""
         self.set_fact("train_iterations", iterations, "records")
-        self._jobs.on_end(iterations, number)
+        before, first = self._end or (iterations, number)
+        if before != iterations and number <= first:
+            low, high = sorted((before, iterations))
+            self.on_two_jobs(f"the log is of two jobs, one of {low} iterations and one of {high}")
+        self._end = iterations, first
 
     def on_two_jobs(self, reason: str) -> None:
-        """Some lines are of another job than others, so that no figure is of one job."""
-        self._jobs.add(reason)
+        """Two jobs are certain; the first reason is kept."""
+        self._two_jobs = self._two_jobs or reason
 
     def mixture_of(self, source: str | None) -> str | None:
-        """Why the records of a source cannot be of one job; None where they can."""
+        """Why the records of a source cannot be of one job; None where they can.
+
+        A job may restart and may extend its end. Records with another last iteration are of another job if they start
+        from the beginning. A set-up that changes between two records of the source shows another job, too.
+        """
         series = self.series.get(source or "")
-        reason = self._jobs.conclude(source, series)
-        return reason or (series.resolved.mixture if series is not None else None)
+        if series is None or self._two_jobs is not None:
+            return self._two_jobs
+        change, rows = self._changes.get(source or "", (None, 0))
+        return change if change is not None and series.new_since(rows) else series.resolved.mixture
 
     def set_count(self, name: str, text: bytes, source: str) -> None:
         """Set a fact that is a count, if the text is one."""

@@ -38,12 +38,7 @@ _ENDING = re.compile(r"\.(?:out|log|txt|err|gz)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """The facts in a path.
-
-    Attributes:
-        facts: By name, as in ``JobLog.facts``.
-        is_run: It is built like a benchmark's log: a size or a layout, and a batch.
-    """
+    """The facts in a path by name, as in ``JobLog.facts``; ``is_run`` if it has a size or a layout, and a batch."""
 
     facts: Mapping[str, int | str]
     is_run: bool

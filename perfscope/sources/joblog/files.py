@@ -44,7 +44,6 @@ def natural_order(path: Path) -> list[tuple[int, int | str]]:
 
 
 def _logs_below(folder: Path) -> Iterator[Path]:
-    """The logs in a folder and its folders; of the other files, which may be very many, only the names are seen."""
     superseded: set[Path] = set()
     for parent, folders, names in os.walk(folder):
         superseded.update(_superseded_states(Path(parent), folders, names))
@@ -66,13 +65,7 @@ def is_log(path: Path) -> bool:
 
 
 def _superseded_states(folder: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:
-    """Of the ``trainer_state.json`` in the checkpoints of a run, those that a later one goes on from.
-
-    Args:
-        folder: The run.
-        folders: The names of all folders in it.
-        names: The names of all files in it.
-    """
+    """Of the ``trainer_state.json`` in the checkpoints of a run, those that a later one goes on from."""
     numbers = {int(number[1]): name for name in folders if (number := _CHECKPOINT.fullmatch(name))}
     is_last = _STATE not in names
     for _, name in sorted(numbers.items(), reverse=True):

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -23,18 +22,10 @@ from perfscope.tables.joblog import Disturbance
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
 #: A line that may have more was not printed by ranks: its first record stands for it.
 MOST_OF_LINE = 8
-_VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
 
 
 class LineMatch(msgspec.Struct):
-    """A match of a rule, and its position in the text.
-
-    Attributes:
-        text: The block of text.
-        line: Where the line begins.
-        end: Where it ends.
-        match: The match.
-    """
+    """A match of a rule, and where its line begins and ends in the block of text."""
 
     text: bytes
     line: int
@@ -62,10 +53,9 @@ class LineMatch(msgspec.Struct):
 
 @dataclass(slots=True)
 class FormatState:
-    """The state of a format between the lines of one log; a format extends it with fields of its own.
+    """The state of a format between the lines of one log, which a format extends.
 
     Attributes:
-        log: Collects the contents of the log.
         name: The framework's name, where related frameworks print the same lines; None for the name of the format.
     """
 
@@ -104,13 +94,11 @@ class LineRule(Generic[StateT_contra]):
     Attributes:
         anchor: Bytes that such a line has; the pattern is tried only there.
         pattern: What the line must match, from its beginning on or anywhere; ``^`` and ``$`` are ends of a line.
-        on_match: Called with the format's state and the match, to read the line.
         reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
         begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
         span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
         identifies: Whether such a line proves that the format's framework wrote the log.
-        regex: The pattern, compiled.
     """
 
     anchor: bytes
@@ -134,7 +122,6 @@ class LineRule(Generic[StateT_contra]):
         is_anywhere = not self.begin
         match_from = self.regex.search if is_anywhere else self.regex.match
         anchored = text.find(self.anchor)
-        says_once = not self.reach and _is_marker(self.regex)
         line, searched, tries = -1, 0, 0
         while anchored >= 0:
             before, line = line, text.rfind(b"\n", 0, anchored) + 1
@@ -149,7 +136,7 @@ class LineRule(Generic[StateT_contra]):
             match = match_from(text, first, last) if first >= 0 else None
             if match is not None:
                 yield LineMatch(text, line, end, match)
-                searched = end if says_once else max(anchored + len(self.anchor), match.end())
+                searched = max(anchored + len(self.anchor), match.end())
             elif is_anywhere and self.span is None:
                 searched = end  # what does not match from here on does not match at a later anchor either
             else:
@@ -173,19 +160,10 @@ class LineRule(Generic[StateT_contra]):
         return -1
 
 
-@cache
-def _is_marker(pattern: re.Pattern[bytes]) -> bool:
-    """Whether a pattern matches one text alone, which says the same however often a line has it."""
-    return not pattern.groups and not _VARIES.search(pattern.pattern)
-
-
 class WriterRole(IntEnum):
     """What kind of software prints a format; the lowest role in a log decides its framework, and is closed first.
 
-    Attributes:
-        TRAINER: A framework that trains.
-        LIBRARY: A framework that trains, and on which other trainers are built, so that their logs have its lines, too.
-        ENGINE: The software below trainers; a log is attributed to it only if no trainer is found.
+    A library has its lines in the logs of the trainers built on it, an engine in those of all trainers.
     """
 
     TRAINER = 0
@@ -203,15 +181,11 @@ class LogFormat(Generic[State]):
 
     Attributes:
         framework: The framework that prints it; None for lines that the log of any framework can hold.
-        state: The class of its state, which is made at the first line.
-        rules: The lines to look for.
         sources: The sources of its step times, best first: figures from which a step time follows.
         fallbacks: Sources that are used only where no other gives a time.
         close: Called at the end of a log that has lines of the format, for what can be concluded only there.
         name: The framework's name in reports, where it is another one.
-        role: What kind of software the framework is.
-        take_plain: Takes plain lines of a block at once, and yields the others in their order; for Megatron's logs of
-            gigabytes.
+        take_plain: Takes plain lines of a block at once, and yields the others; for Megatron's logs of gigabytes.
     """
 
     framework: str | None

@@ -48,8 +48,6 @@ _DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
 
 @dataclass(slots=True)
 class _Points:
-    """The displayed states of all bars of one length: steps, seconds, what came before each, the starts' rows."""
-
     step: array[int] = field(default_factory=lambda: array("q"))
     clock_s: array[int] = field(default_factory=lambda: array("q"))
     disturbed: array[int] = field(default_factory=lambda: array("b"))
@@ -149,7 +147,6 @@ class ProgressBars:
 
 
 def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
-    """Whether a bar that goes back is drawn anew; another node's copy is a few steps behind."""
     is_far = step < points.step[-1] - SKEW or (step == 0 and points.step[-1] > 1)
     return is_far and clock_s < points.clock_s[-1]
 

@@ -19,7 +19,7 @@ from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.file_names import parse_file_name
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole, ignore_line
 from perfscope.sources.joblog.moments import MomentsBuilder
-from perfscope.sources.joblog.records import MOST_IN_FULL, RecordSeries
+from perfscope.sources.joblog.records import RecordSeries
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.text import read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog, SourceMedian
@@ -164,9 +164,6 @@ class _LogReader:
             ranks = series.resolved.unnumbered_ranks
             text = f"{ranks} ranks print records without a number; those of one of them are counted"
             log.add_remark("unnumbered-ranks", text)
-        if series.rows > MOST_IN_FULL:
-            text = f"of the records after the first {MOST_IN_FULL:,} only number, time and batch are kept"
-            log.add_remark("long-log", text)
         iterations = series.iterations()
         others = [SourceMedian(other, log.series[other].median_ns(), log.median_samples_per_s(other))
                   for other in _SOURCES if other in log.series and other != source and mixture is None]  # fmt: skip

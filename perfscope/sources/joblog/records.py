@@ -20,8 +20,6 @@ from perfscope.tables.joblog import Disturbance, Iterations
 
 #: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
 LARGEST_INTEGER = 1 << 50
-#: Of further records only number, time and batch are kept: 150 bytes a record are 300 MB here.
-MOST_IN_FULL = 2_000_000
 
 #: The kinds of disturbance by the number that stands for them in the column, the gravest first.
 _DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
@@ -45,7 +43,7 @@ _AT_ONCE = 1 << 12
 
 
 class Record(msgspec.Struct):
-    """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning."""
+    """One iteration record; see ``perfscope.tables.joblog.Iterations`` for the meaning of its values."""
 
     iteration: int | None = None
     wall_ns: int | None = None
@@ -85,7 +83,6 @@ class RecordSeries:
         starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
         stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
         batch: The samples of a step, of which and the throughput a time follows where a record states none.
-        has_times: Whether a record states a time.
     """
 
     def __init__(self, moments: MomentsBuilder | None = None) -> None:
@@ -105,10 +102,7 @@ class RecordSeries:
         self._resolved: Resolved | None = None
 
     def add(self, record: Record, label: bytes | None = None, stamp_ns: int | None = None) -> None:
-        """Append a record as it is printed, unless its number is impossible.
-
-        ``stamp_ns`` is when it was printed, where its time is that since the record before it.
-        """
+        """Append a record as it is printed, at ``stamp_ns`` where its time is that since the record before it."""
         number = record.iteration
         if number is not None and number > LARGEST_INTEGER:
             return
@@ -152,7 +146,7 @@ class RecordSeries:
         self._resolved = None
 
     def on_restart(self) -> None:
-        """A process begins to train; several ranks may print that."""
+        """A process begins to train."""
         self._begins = 1
 
     def on_disturbance(self, kind: Disturbance) -> None:
@@ -238,20 +232,16 @@ class RecordSeries:
         )
 
     def _write(self) -> None:
-        """Write the last records as a block; many at once cost less."""
         if self._waiting:
             self._waiting, waiting = [], self._waiting
             self._keep(np.asarray(waiting, np.float64))
 
     def _keep(self, block: Float64) -> None:
-        full = max(min(MOST_IN_FULL - self._rows, len(block)), 0)
-        for part in (block[:full], block[full:, : len(_ALWAYS)].copy()):
-            if len(part):
-                self._blocks.append(part)
+        self._blocks.append(block)
         self._rows += len(block)
 
     def _column(self, name: str) -> Float64:
-        """A figure of the records; NaN where it is absent. Until they are resolved these are all that were printed."""
+        # Until they are resolved these are all records that were printed.
         place, column = _PLACES[name], np.full(self._rows, np.nan)
         first = 0
         for block in self._blocks:
@@ -261,7 +251,6 @@ class RecordSeries:
         return column if self._resolved is None else column[self._resolved.rows]
 
     def _masked(self, name: str, kind: type[np.generic]) -> np.ma.MaskedArray[tuple[int], np.dtype[Any]]:
-        """A figure of the records that are no copies, masked where it is absent."""
         values = self._column(name)
         is_absent = ~np.isfinite(values)
         values[is_absent] = 0
@@ -304,7 +293,6 @@ class RecordSeries:
         return min(self.stated_interval, self.resolved.interval) if self.resolved.gaps else self.stated_interval
 
     def _spans_since(self) -> Int64:
-        """How many iterations lie between each record and the one before."""
         numbers, attempts = _integers(self._column("iteration")), self.resolved.attempt
         span = np.ones(len(numbers), np.int64)
         if not len(numbers):
@@ -349,5 +337,4 @@ class RecordSeries:
 
 
 def _integers(values: Float64) -> Int64:
-    """A column of integers, with ``ABSENT`` where there is none."""
     return np.where(np.isnan(values), ABSENT, values).astype(np.int64)

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfscope.tables.columns import Float64, Int64
 
-#: Stands for no number, time or batch.
+#: No number, time or batch.
 ABSENT = -1
 #: How many iterations the processes of a job may be apart when they print.
 SKEW = 4
@@ -32,16 +32,7 @@ _REPEAT = "records of two jobs take turns: they repeat each iteration with anoth
 
 
 class Printed(msgspec.Struct, frozen=True, eq=False):
-    """All records of one source in the order of the log; NaN stands for an absent figure.
-
-    Attributes:
-        iteration: Their numbers.
-        wall_ns: The times that they state.
-        label: The number of what a launcher wrote in front; 0 for nothing.
-        begins: 1 where a process said before that it begins.
-        disturbed: What happened since the record before; 0 for nothing, of several the smallest counts.
-        samples: Their batches.
-    """
+    """All records of one source in the order of the log, as in ``RecordSeries``; NaN stands for an absent figure."""
 
     iteration: Float64
     wall_ns: Float64
@@ -113,7 +104,6 @@ def resolve(printed: Printed) -> Resolved:
 def _describe(
     printed: Printed, rows: Int64, attempt: Int64, disturbed: Int64, copies: int, unnumbered: int, mixture: str | None
 ) -> Resolved:
-    """What the new records show: the gaps between them, and what was done again."""
     has_number = ~np.isnan(printed.iteration[rows])
     numbers, starts = printed.iteration[rows][has_number].astype(np.int64), attempt[has_number]
     moved, is_restart = np.diff(numbers), np.diff(starts) > 0
@@ -146,7 +136,6 @@ def count_redone(last: int, number: int, interval: int) -> int:
 
 
 def _usual_gap(gaps: Float64 | Int64) -> int:
-    """What occurs most often, of several the smallest; 1 without any."""
     values, times = np.unique(gaps, return_counts=True)
     return int(values[np.argmax(times)]) if len(values) else 1
 
@@ -184,8 +173,6 @@ def _turns(numbers: Float64, far: int) -> int:
 
 
 class _Printer(msgspec.Struct):
-    """The processes that print with one label: their number, their last iteration and attempt, what was printed."""
-
     processes: int
     last: int
     attempt: int
@@ -193,15 +180,6 @@ class _Printer(msgspec.Struct):
 
 
 class _Resolver:
-    """Reads the records of a source one after the other.
-
-    Attributes:
-        rows, attempts, disturbances: Of each new record, as in ``Resolved``.
-        copies: How many records repeat another rank's.
-        unnumbered: How many records without a number each label has.
-        compared, unlike: Copies, and those of another time or batch than the record that they repeat.
-    """
-
     def __init__(self, printed: Printed, far: int, processes: dict[float, int]) -> None:
         self._columns = [
             np.where(np.isnan(column), ABSENT, column).astype(np.int64).tolist()
@@ -227,7 +205,6 @@ class _Resolver:
         self._attempt = self._disturbance = 0
 
     def add(self, row: int) -> None:
-        """Read the record in a row."""
         number, label, begins, disturbed, *_ = (column[row] for column in self._columns)
         if begins:
             self._restarting = len(self.rows) > 0
@@ -284,7 +261,6 @@ class _Resolver:
         return any(rank != label and rank_count >= count for rank, rank_count in self.unnumbered.items())
 
     def _compare(self, row: int, number: int) -> None:
-        """Compare a copy with what it repeats, if that is one of the last records."""
         numbers, *_, times_ns, samples = self._columns
         original = next((each for each in self.rows[-_COMPARED_RECORDS:] if numbers[each] == number), None)
         if original is None or times_ns[row] == ABSENT:

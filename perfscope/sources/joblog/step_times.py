@@ -34,9 +34,7 @@ def add_dated(log: JobLogBuilder, source: str, line: LineMatch, record: Record, 
 class EpochCounter:
     """Turns the number of a step in its epoch into its number over all epochs.
 
-    Args:
-        first_epoch: The number of the first epoch, where a log that begins with a later one had others of the same
-            length before it; None where that is not known.
+    ``first_epoch`` is the number of the first one, where a log that begins with a later one had others of one length.
     """
 
     def __init__(self, first_epoch: int | None = None) -> None:
@@ -64,9 +62,7 @@ class _Reading:
 class ElapsedClock:
     """Makes the records of one source from readings of its clock.
 
-    Attributes:
-        source: The source of the records.
-        runs_on: The clock runs on through evaluations and saves.
+    ``runs_on`` says that the clock runs on through evaluations and saves.
     """
 
     def __init__(self, source: str, *, runs_on: bool = True) -> None:
@@ -89,13 +85,8 @@ class ElapsedClock:
     ) -> None:
         """Add a reading after the iteration of ``record``; the time of its record is set where it is precise.
 
-        Args:
-            log: The log.
-            record: The iteration, and what else its line states.
-            elapsed_ns: The clock.
-            resolution_ns: What its last printed digit stands for.
-            tokens: Tokens up to here, of which a throughput is made; None where unknown.
-            label: The launcher's label of the line.
+        ``resolution_ns`` is what the clock's last printed digit stands for, ``tokens`` those up to here, of which a
+        throughput is made.
         """
         assert record.iteration is not None
         reading = _Reading(record.iteration, elapsed_ns, tokens)

@@ -68,10 +68,9 @@ _GROUP_HEADINGS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ColumnMeaning:
-    """What a column states.
+    """What a column states; the quantity is None for anything else.
 
     Attributes:
-        quantity: The quantity; None for anything else.
         unit: The unit in the parentheses of its heading, in lower case; empty without one.
         is_label: Its cells name the row.
         is_group: Rows that differ in it have no common baseline.

@@ -36,15 +36,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table as printed.
+    """A table as printed, under the nearest heading above it.
 
-    Attributes:
-        title: The nearest heading above it; empty without one.
-        line: The line of its heading row, from 1.
-        last_line: The line of its last row.
-        headings: The cells of its heading row.
-        rows: The cells of each row; a row can hold fewer or more than the heading row.
-        row_lines: The line of each row.
+    ``line`` is that of its heading row, from 1. A row can hold fewer or more cells than the heading row.
     """
 
     title: str
@@ -66,14 +60,9 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class MarkdownDocument:
-    """A markdown file.
+    """A markdown file: its lines with their ends, its headings and tables in order.
 
-    Attributes:
-        path: The file.
-        lines: Its lines, each with its line end.
-        headings: Its headings in order.
-        grids: Its tables in order.
-        unread: Tables whose cells cannot be separated, in words.
+    ``unread`` names, in words, tables whose cells cannot be separated.
     """
 
     path: str
@@ -125,11 +114,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def split_cells(line: str, line_number: int, start: int = 0) -> list[Cell]:
-    """Split a table's row at its unescaped pipes, from an offset on.
-
-    >>> [cell.text for cell in split_cells("| a | b |", 1)]
-    ['a', 'b']
-    """
+    """Split a table's row at its unescaped pipes, from an offset on."""
     end = len(line.rstrip())
     while start < end and line[start].isspace():
         start += 1

@@ -51,14 +51,7 @@ _LARGEST = 10**15
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One constant that the text states.
-
-    Attributes:
-        quantity: What it states.
-        value: Its value.
-        line: Its line, from 1.
-        rank: The rank of its pattern in the order of trust; 0 is the most trusted.
-    """
+    """One constant that the text states in a line; the rank of its pattern is 0 for the most trusted."""
 
     quantity: Quantity
     value: int
@@ -117,9 +110,8 @@ def select_constants(document: MarkdownDocument, grid: Grid, statements: Sequenc
 def _scopes(document: MarkdownDocument, grid: Grid) -> Iterator[tuple[int, int]]:
     """The ranges of lines whose statements apply to a table, from the nearest on.
 
-    They are the text up to the table before and the one after it, the section, and the text under each heading above
-    it in the outline. What a chapter says before its first section applies to all of its sections, a section's text to
-    no other.
+    They are the text up to the table before and the one after it, the section, and the text under each heading above it
+    in the outline: what a chapter says before its first section applies to all of its sections.
     """
     end = len(document.lines) + 1
     headings = [*document.headings, Heading(end, 0, "")]

@@ -42,13 +42,9 @@ _BATCH = (Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.GLOBAL_BATCH)
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """The tables of a file that can be recomputed or checked.
+    """The tables of a file that can be recomputed or checked; CSV has no document around them.
 
-    Attributes:
-        path: The file.
-        document: The markdown around them; absent for CSV.
-        tables: Those tables in order.
-        unread: Lines that only look like a table, and tables without a column that can be recomputed, in words.
+    ``unread`` names, in words, what only looks like a table, and tables without a column that can be recomputed.
     """
 
     path: str
@@ -60,10 +56,8 @@ class PublishedFile:
 def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Sequence[Quantity] = ()) -> PublishedFile:
     """Read the tables of a markdown file, or the one of a CSV file.
 
-    Args:
-        path: The file; ``.csv`` is read as CSV, anything else as markdown.
-        constants: Values that hold for every table, whatever its text states.
-        added: Derived quantities that will be added: with them, tables without a derived column are read, too.
+    ``constants`` hold for every table, whatever its text states. With derived quantities that will be ``added``, tables
+    without a derived column are read, too.
 
     Raises:
         SourceError: The file cannot be read, or is no text.

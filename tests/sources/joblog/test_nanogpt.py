@@ -73,16 +73,3 @@ def test_the_python_program_of_llm_c_states_the_tokens_of_a_step(tmp_path: Path)
     assert summary.framework == "llm.c"
     assert summary.times.median_s == 2.0
     assert summary.tokens_per_s == 262_144
-
-
-def lines_of(count: int) -> list[str]:
-    return [f"iter {n}: loss {n / 10:.4f}, time {200 + n % 7:.2f}ms, mfu 12.00%\n" for n in range(count)]
-
-
-def test_of_a_very_long_log_numbers_and_times_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfscope.sources.joblog.records.MOST_IN_FULL", 5000)
-    monkeypatch.setattr("perfscope.sources.joblog.reading.MOST_IN_FULL", 5000)
-    log = read(tmp_path, *lines_of(6000))
-    assert log.iterations.wall_ns.tolist() == [round((200 + n % 7) * 1e6) for n in range(6000)]
-    assert (log.iterations.loss.count(), log.iterations.iteration[-1]) == (5000, 6000)
-    assert log.remarks == ("long-log: of the records after the first 5,000 only number, time and batch are kept",)

@@ -34,7 +34,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
     log, step, stamp_ns = state.log, int(line["step"]) + 1, line.timestamp_ns
     total, single = parse_number(line["total"]), parse_number(line["single"])
     record = Record(step, tokens_per_s=total, tokens_per_s_per_gpu=single, loss=parse_number(line["loss"]))
-    log.add(SPEED, record, line, clock_runs_on=True)
+    log.add(SPEED, record, line.label, clock_runs_on=True)
     log.add_memory(GIB, allocated=parse_number(line["memory"]))
     if total and single:
         gpus = round(total / single)

@@ -52,7 +52,7 @@ def _on_update(state: _State, line: LineMatch) -> None:
     record = Record(step, round(seconds * NS_PER_S), tokens_per_s=speed, loss=cells.get(b"loss"))
     if cells.get(b"bsz"):
         record.samples_per_s = (cells[b"bsz"] or 0.0) / seconds
-    log.add(WORDS, record, line, clock_runs_on=True, covers_gaps=True, measures_from_zero=False)
+    log.add(WORDS, record, line.label, clock_runs_on=True, covers_gaps=True, measures_from_zero=False)
     wall_s = cells.get(b"wall")
     if wall_s is not None:
         state.clock.add(log, Record(step, loss=record.loss), round(wall_s * NS_PER_S), NS_PER_S, label=line.label)

@@ -54,7 +54,7 @@ def _on_batch(state: _State, line: LineMatch) -> None:
     if record.wall_ns is not None:
         record.wall_resolution_ns = round(parse_resolution(line["ms"]) * NS_PER_MS)
         log.set_fact("gas", state.batches, "records")
-    log.add(SOURCE, record, line, stated_interval=1)
+    log.add(SOURCE, record, line.label, stated_interval=1)
     state.wall_ns, state.batches = 0, 0
 
 

@@ -28,7 +28,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         return
     if "speed" in groups:
         record.tokens_per_s = parse_number(line["speed"])
-    state.log.add(SOURCE, record, line, stated_interval=1)
+    state.log.add(SOURCE, record, line.label, stated_interval=1)
     if "last" in groups:
         state.log.set_count("train_iterations", line["last"], "records")
 

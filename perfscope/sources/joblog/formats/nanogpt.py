@@ -32,7 +32,7 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
         return
     if state.tokens is not None and record.wall_ns:
         record.tokens_per_s = state.tokens * NS_PER_S / record.wall_ns
-    state.log.add(SOURCE, record, line, clock_runs_on=True, stated_interval=1)
+    state.log.add(SOURCE, record, line.label, clock_runs_on=True, stated_interval=1)
 
 
 def _on_iteration_of_llama2_c(state: _State, line: LineMatch) -> None:

@@ -42,7 +42,7 @@ def _on_iteration(state: FormatState, line: LineMatch) -> None:
     if record.tflops_per_gpu is not None:
         record.tflops_resolution = _resolution(record.tflops_per_gpu)
         state.log.tflops_label = "model_tflops_per_gpu"
-    state.log.add(SOURCE, record, line, stated_interval=1)
+    state.log.add(SOURCE, record, line.label, stated_interval=1)
     state.log.set_count("train_iterations", line["total"], "records")
     batch = cells.get(b"global_batch_size", b"")
     if b"elapsed_time_per_iteration_ms" in cells and batch.isdigit():

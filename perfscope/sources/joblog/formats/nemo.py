@@ -45,7 +45,7 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
         return
     batch, consumed = cells.get(b"global_batch_size"), cells.get(b"consumed_samples")
     record.samples = None if batch is None else int(batch)
-    log.add(SOURCE, record, line)
+    log.add(SOURCE, record, line.label)
     log.set_fact("train_iterations", total, "records")
     if batch is None and consumed is not None and step > 0 and consumed % step == 0 and b"e+" not in line[0]:
         log.set_fact("gbs", int(consumed / step), "records")

@@ -47,7 +47,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         tokens_per_s_per_gpu=tokens,
         loss=losses[0] if losses else None,
     )
-    state.log.add(SOURCE, record, line, stated_interval=1)
+    state.log.add(SOURCE, record, line.label, stated_interval=1)
     state.log.set_count("train_iterations", line["total"], "records")
     state.log.add_memory(GIB, reserved=figures.get(b"gpu_memory/GPU reserved mem (GiB)"))
 

@@ -45,7 +45,7 @@ def _on_batch(state: _State, line: LineMatch) -> None:
         record.iteration = state.epochs.add(epoch, samples // state.batch, total // state.batch)
         record.samples = state.batch
         state.log.set_fact("gbs", state.batch, "records")
-    state.log.add(SOURCE, record, line, expects_gaps=True)  # an epoch's first line is that of its first batch
+    state.log.add(SOURCE, record, line.label, expects_gaps=True)  # an epoch's first line is that of its first batch
 
 
 FORMAT = LogFormat(

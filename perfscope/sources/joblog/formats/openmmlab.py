@@ -62,7 +62,7 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
         settings |= {"stated_interval": state.window, "untimed_after_start": state.window}
         if record.iteration == 1:
             record.wall_ns = None
-    log.add(SOURCE, record, line, **settings)
+    log.add(SOURCE, record, line.label, **settings)
     if not line["epoch"]:
         log.set_fact("train_iterations", total, "records")
     log.add_memory(MIB, allocated=parse_number(cells.get(b"memory", b"")))

@@ -50,7 +50,7 @@ def _on_bar(state: _State, line: LineMatch) -> None:
 def _on_step(state: _State, line: LineMatch) -> None:
     cells = parse_numbers(_CELL.findall(line["cells"]))
     speed = cells.get(b"tokens_per_second_per_gpu")
-    state.log.add(SOURCE, Record(int(line["step"]), loss=cells.get(b"loss"), tokens_per_s_per_gpu=speed), line)
+    state.log.add(SOURCE, Record(int(line["step"]), loss=cells.get(b"loss"), tokens_per_s_per_gpu=speed), line.label)
     allocated, reserved = cells.get(b"peak_memory_alloc"), cells.get(b"peak_memory_reserved")
     state.log.add_memory(GIB, allocated=allocated, reserved=reserved)
 

@@ -49,7 +49,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
     elif save_s:
         log.on_disturbance(Disturbance.SAVE)
     record.tokens_per_s_per_gpu = cells.get(b"perf/throughput")
-    log.add(SOURCE, record, line)
+    log.add(SOURCE, record, line.label)
     if save_s and not log.saves.is_last(record.iteration):
         log.saves.add(Save(record.iteration, round(save_s * NS_PER_S), "timer", None))
     for part in _PARTS:
