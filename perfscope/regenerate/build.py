@@ -235,7 +235,7 @@ def _find_sources(folder: Path, words: Sequence[str]) -> tuple[Path, list[str]]:
     return folder, []
 
 
-def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
+def report_pages(pages: Sequence[BuiltPage], *, written: bool) -> Report:
     """The neutral document, which lists the lines that differ."""
     blocks = [(page, block) for page in pages for block in page.blocks]
     stale = [(page, block) for page, block in blocks if block.is_stale]

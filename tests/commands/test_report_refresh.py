@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.regenerate.published.check import check_tables
+from perfscope.regenerate.published import check_tables
 from perfscope.regenerate.refresh import replace_cells
 from perfscope.sources.published.markdown import parse_markdown
 from perfscope.sources.published.tables import read_table

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.report.build import table_command
+from perfscope.commands.report import table_command
 from perfscope.errors import PerfscopeError
 from perfscope.renderers.markdown import render
 from perfscope.report import Report

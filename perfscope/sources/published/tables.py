@@ -1,19 +1,28 @@
-"""Markdown and CSV files as published tables: the quantity of every column, and the figures of every row."""
+"""Markdown and CSV files as published tables: the quantity of every column, and the figures of every row.
+
+Headings are matched as people write them: ``Glob-BS``, ``GBS`` and ``global batch size`` are one quantity. If a heading
+names no unit ("Speed"), the cells decide whether it is a time or a rate.
+
+A text can state constants: ``Seq length is 1024``, ``BS=1024, SIZE=104B``. The nearest statement counts: above the
+table, below it, under its heading, else under a heading above that; a sequence length also from anywhere else. Two
+different values in one part of the text are ambiguous, and neither is used.
+"""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 
+from perfscope.constants import GIGA, MEGA
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import read_text
-from perfscope.sources.published.cells import leading_number, read_changes, read_figure
-from perfscope.sources.published.headings import ColumnMeaning, describe_columns
-from perfscope.sources.published.markdown import Cell, Grid, MarkdownDocument, read_markdown
-from perfscope.sources.published.stated import find_statements, select_constants
+from perfscope.sources.published.cells import leading_number, read_changes, read_figure, read_gpus, read_size
+from perfscope.sources.published.markdown import Cell, Grid, Heading, MarkdownDocument, read_markdown
 from perfscope.tables.published import (
     DERIVED,
     Constant,
@@ -23,6 +32,264 @@ from perfscope.tables.published import (
     Quantity,
     TextSpan,
 )
+
+_Q = Quantity
+
+# Matched against the whole heading in lower case, without markup, "_" and "-", and without its parentheses.
+_HEADINGS: tuple[tuple[Quantity, str], ...] = (
+    (_Q.GPUS_PER_NODE, r"(num )?(gpus?|devices?)( num)?( per |/)node|gpus per node"),
+    (_Q.NODES, r"((num|number of|n|no\.? of) )?n?nodes?( num)?"),
+    (
+        _Q.GPUS,
+        r"((num|number of|n|no\.? of|total) |# ?)?(gpus?|devices?)( num| count)?|gpus? type( ?& ?| and )num|world size",
+    ),
+    (_Q.MICRO_BATCH, r"mbs|bsz|mic(ro)? ?(bs|batch)( ?size)?|(bs|batch( ?size)?)( per |/)(gpu|device)"),
+    (_Q.GLOBAL_BATCH, r"gbs|glob(al)? ?(bs|batch)( ?size)?|batch( ?size)?|bs"),
+    (_Q.ACCUMULATION, r"gas|pp chunks|micro ?batches|(num )?(grad(ient)? ?)?acc(um(ulation)?)?( steps)?"),
+    (_Q.DATA_PARALLEL, r"dp|dp size|data parallel( size)?"),
+    (_Q.TENSOR_PARALLEL, r"tp|mp|tp size|tensor( model)? parallel( size)?|model parallel size"),
+    (_Q.PIPELINE_PARALLEL, r"pp|pp (size|stages)|pipeline( model)? parallel( size)?"),
+    (_Q.SEQ_LEN, r"seq|seq(uence)? ?len(gth)?|sequence"),
+    (_Q.TOKENS, r"(training )?tokens"),
+    (_Q.MEMORY_TOTAL, r"(total|gpu) memory|memory (of|per) (a )?gpu|memory total"),
+    (_Q.MEMORY_SHARE, r"memory (share|used of total)|share of memory"),
+    (_Q.MEMORY, r"(peak )?memory( used)?"),
+    (_Q.PASSES, r"passes"),
+    (_Q.SAVE_SPEED, r"(save|checkpoint) (speed|gb/s)|gb/s of a save"),
+    (_Q.PARAMETERS, r"(model ?)?size|m ?size|params?|parameters|(number of|num|#|n) ?(params|parameters)|model"),
+    (_Q.AGGREGATE_PFLOPS, r".*\b(aggregate|total)\b.*\b(peta|p) ?flop.*|(peta|p) ?flops? aggreg(ate)?"),
+    (_Q.PEAK_FRACTION, r".*(percent|%|share|fraction).*\bpeak\b.*|(tera|t) ?flops? %|mfu"),
+    (_Q.TFLOPS, r"(?!.*(aggregate|total|peak|%))(?!.*\bpercent).*\b(tera|t) ?flops?\b.*"),
+    (_Q.SPEEDUP, r"speed ?ups?|acceleration|scaling factor"),
+    (_Q.EFFICIENCY, r"((scaling|parallel|weak|strong) )?(scaling )?efficiency"),
+    (_Q.TOKEN_RATE, r"(tokens?|tks?)( ?/ ?| per )s(ec(onds?)?)?|token throughput"),
+    (_Q.RATE, r"(samples?|sequences?|seqs?|sentences?|images?|imgs?|examples?)( ?/ ?| per )s(ec(onds?)?)?"),
+    (
+        _Q.STEP_TIME,
+        r"(elapsed )?time( per | ?/ ?)?(it(er(ation)?)?|step)?|(it(er(ation)?)?|step) time|lat?n?tency.*"
+        r"|s(ec(ond)?s?)?(/| per )it(er(ation)?)?",
+    ),
+)
+_UNITLESS_SPEED = re.compile(r"speed|through?t?put|thr?outhput|perf(ormance)?")
+_RATE_UNIT = re.compile(r"(samples?|sequences?|seqs?|imgs?|images?|examples?|sentences?|it)\s*/\s*s(ec(ond)?)?")
+_TOKEN_UNIT = re.compile(r"\b(tokens?|tks?|t)\s*/\s*s(ec(ond)?)?")
+# They count attention, too, which the parameters do not give.
+_MODEL_FLOPS = re.compile(r"model (tera|t) ?flops?(/s)?")
+_PER_DEVICE = re.compile(r"(per|/) ?(gpu|device|rank)")
+_TOKENS = ("t", "tokens")
+_TIME_UNITS = ("ns", "us", "µs", "ms", "s", "sec", "seconds")
+_ID_HEADINGS = ("id", "run", "case", "test case", "test num", "test", "name", "experiment")
+_GROUP_HEADINGS = re.compile(
+    r"dtype|precision|fp16|amp|framework|model|network|dataset|zero( stage)?|opt offl|par offl|xla|clip|batch.*|mbs|bsz"
+    r"|mode|scaling"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMeaning:
+    """What a column states; the quantity is None for anything else.
+
+    Attributes:
+        unit: The unit in the parentheses of its heading, in lower case; empty without one.
+        is_label: Its cells name the row.
+        is_group: Rows that differ in it have no common baseline.
+    """
+
+    quantity: Quantity | None
+    unit: str
+    is_label: bool
+    is_group: bool
+
+
+def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[ColumnMeaning]:
+    """Find what each column of a table states."""
+    columns = [_describe_column(heading) for heading in headings]
+    has_tflops = any(column.quantity is _Q.TFLOPS for column in columns)
+    for index, heading in enumerate(headings):
+        is_speed = _UNITLESS_SPEED.fullmatch(_simplify(heading)[0]) and not _PER_DEVICE.search(columns[index].unit)
+        if is_speed and columns[index].quantity is None:
+            cells = [row[index].text for row in rows if index < len(row) and row[index].text]
+            quantity = _decide_speed(cells, has_tflops=has_tflops)
+            columns[index] = replace(columns[index], quantity=quantity)
+        sizes = [read_size(row[index], columns[index].unit) for row in rows if index < len(row)]
+        if columns[index].quantity is _Q.PARAMETERS and not any(sizes):
+            columns[index] = replace(columns[index], quantity=None)  # "Model" is often a name
+    stated = {index for index, column in enumerate(columns) if column.quantity is _Q.PARAMETERS}
+    loose = {index for index in stated if "param" not in headings[index].lower()}
+    if loose == stated:
+        loose = set()  # no heading names parameters
+    kinds = {
+        index
+        for index, column in enumerate(columns)
+        if column.quantity is _Q.GPUS and _are_names([row[index] for row in rows if index < len(row)])
+    }
+    return [
+        replace(column, quantity=None, is_group=True) if index in loose | kinds else column
+        for index, column in enumerate(columns)
+    ]
+
+
+def _are_names(cells: Sequence[Cell]) -> bool:
+    """Whether the cells name kinds of GPUs (``h100_80gb``), not a number of them."""
+    return any(re.search(r"[A-Za-z]\d", cell.text) for cell in cells) and not any(read_gpus(cell) for cell in cells)
+
+
+def _describe_column(heading: str) -> ColumnMeaning:
+    plain, unit = _simplify(heading)
+    is_label = plain in _ID_HEADINGS
+    is_group = _GROUP_HEADINGS.fullmatch(plain) is not None
+    if _PER_DEVICE.search(plain) and re.search(r"/ ?s|per s", plain) and "flop" not in plain:
+        return ColumnMeaning(None, unit, is_label, is_group)  # the rate of one device is not the rate of the job
+    if re.search(r"(/|per) ?s(ec(ond)?)?\b", unit) and not _PER_DEVICE.search(unit) and _UNITLESS_SPEED.search(plain):
+        return ColumnMeaning(_Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE, unit, is_label, is_group)
+    if _MODEL_FLOPS.fullmatch(plain):
+        return ColumnMeaning(None, unit, is_label, is_group)
+    if unit in _TIME_UNITS and _UNITLESS_SPEED.fullmatch(plain):
+        return ColumnMeaning(_Q.STEP_TIME, unit, is_label, is_group)
+    for quantity, pattern in _HEADINGS:
+        if re.fullmatch(pattern, plain) and not (quantity is _Q.GLOBAL_BATCH and unit in _TOKENS):
+            return ColumnMeaning(quantity, unit, is_label, is_group)
+    return ColumnMeaning(None, unit, is_label, is_group)
+
+
+def _simplify(heading: str) -> tuple[str, str]:
+    """A heading in lower case without markup, and the unit that it names in parentheses."""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    text = (
+        re.sub(r"<[^>]*>", " ", text)
+        .translate({ord(c): " " for c in "_-*`~"})
+        .replace("\uff08", "(")
+        .replace("\uff09", ")")
+    )
+    units = re.findall(r"\(([^()]*)\)", text)
+    text = re.sub(r"\([^()]*\)", " ", text)
+    return " ".join(text.lower().split()), " ".join(" ".join(units).lower().split())
+
+
+def _decide_speed(cells: Sequence[str], *, has_tflops: bool) -> Quantity:
+    """The quantity of a speed without a unit: by the unit of its cells, else a time if there is a column of TFLOPs."""
+    if any(_TOKEN_UNIT.search(cell) for cell in cells):
+        return _Q.TOKEN_RATE
+    if any(_RATE_UNIT.search(cell) or re.search(r"\d\s*/\s*s\b", cell) for cell in cells):
+        return _Q.RATE
+    if has_tflops or any(re.search(r"\d\s*(m?s|secs?|min)\b", cell) for cell in cells):
+        return _Q.STEP_TIME
+    return _Q.RATE
+
+
+# In the order of trust: a sentence, the formula itself, a variable of some script.
+_PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
+    (Quantity.SEQ_LEN, 0, re.compile(r"\bseq(?:uence)?[ _-]?len(?:gth)?s?`?\s*(?:is|=|:|of)\s*`?(?P<value>\d+)", re.I)),
+    (Quantity.SEQ_LEN, 1, re.compile(r"[34]\s*\*\s*2\s*\*\s*(?P<value>\d{2,7})\s*\*")),
+    (Quantity.SEQ_LEN, 2, re.compile(r"(?:\bSEQ_?LEN(?:GTH)?=|--seq-length[ =]|\bseq\s*=\s*)(?P<value>\d+)", re.I)),
+    (Quantity.PASSES, 0, re.compile(r"\bfactor (?:of |is |= ?)?`?(?P<value>[34])\b(?!\.\d)")),
+    (Quantity.PASSES, 1, re.compile(r"(?P<value>[34])\s*\*\s*2\s*\*\s*(?:\d{2,7}|\$?\w*seq\w*)\s*\*", re.I)),
+    (Quantity.TENSOR_PARALLEL, 0, re.compile(r"(?<![\w*])TP(?:_SIZE)?\s*=\s*(?P<value>\d+)")),
+    (Quantity.TENSOR_PARALLEL, 1, re.compile(r"tensor-model-parallel-size[ =](?P<value>\d+)")),
+    (
+        Quantity.PARAMETERS,
+        0,
+        re.compile(
+            r"(?<![\w*$-])(?:model[ _]?)?M?size`?\s*(?:is|=|:)\s*`?(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>[BM])\b", re.I
+        ),
+    ),
+    (Quantity.PARAMETERS, 1, re.compile(r"\$ms\s*=\s*(?P<value>\d+(?:\.\d+)?)\b")),
+    (
+        Quantity.GLOBAL_BATCH,
+        0,
+        re.compile(
+            r"(?<![\w*$-])(?:G?BS|glob(?:al)?[ _-](?:bs|batch(?:[ _-]size)?))`?\s*(?:is|=|:)\s*`?(?P<value>\d+)\b"
+            r"(?![.*])",
+            re.I,
+        ),
+    ),
+    (Quantity.GLOBAL_BATCH, 1, re.compile(r"\$gbs\s*=\s*(?P<value>\d+)\b")),
+)
+# What a report rarely changes between its sections, unlike the parallel layout of a model.
+_SAME_EVERYWHERE = (Quantity.SEQ_LEN, Quantity.PASSES)
+_BELOW_ALL = 7
+_LARGEST = 10**15
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One constant that the text states in a line; the rank of its pattern is 0 for the most trusted."""
+
+    quantity: Quantity
+    value: int
+    line: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatedConstants:
+    """The constants that the text states for one table, and the problem with each that it states with two values."""
+
+    constants: dict[Quantity, Constant]
+    ambiguous: dict[Quantity, str]
+
+
+def find_statements(document: MarkdownDocument) -> list[Statement]:
+    """Every constant that the text outside of tables states."""
+    inside = {line for grid in document.grids for line in range(grid.line, grid.last_line + 1)}
+    statements: list[Statement] = []
+    for number, line in enumerate(document.lines, 1):
+        if number in inside:
+            continue
+        for quantity, rank, pattern in _PATTERNS:
+            statements.extend(
+                Statement(quantity, _value(quantity, match), number, rank) for match in pattern.finditer(line)
+            )
+    return [statement for statement in statements if 0 < statement.value < _LARGEST]
+
+
+def _value(quantity: Quantity, match: re.Match[str]) -> int:
+    if quantity is not Quantity.PARAMETERS:
+        return int(match["value"])
+    unit = (match.groupdict().get("unit") or "B").upper()
+    return int(Decimal(match["value"]) * (GIGA if unit == "B" else MEGA))
+
+
+def select_constants(document: MarkdownDocument, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
+    """The constants of one table, by the statements that apply to it."""
+    stated = StatedConstants({}, {})
+    for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
+        of_quantity = [entry for entry in statements if entry.quantity is quantity]
+        everywhere = [(1, len(document.lines))] if quantity in _SAME_EVERYWHERE else []
+        for first, last in (*_scopes(document, grid), *everywhere):
+            here = [entry for entry in of_quantity if first <= entry.line <= last]
+            here = [entry for entry in here if entry.rank == min(each.rank for each in here)]
+            if len({entry.value for entry in here}) > 1:
+                values = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
+                stated.ambiguous[quantity] = f"the text states the {quantity} as {values}"
+            elif here:
+                stated.constants[quantity] = Constant(here[-1].value, f"line {here[-1].line}")
+            if here:
+                break
+    return stated
+
+
+def _scopes(document: MarkdownDocument, grid: Grid) -> Iterator[tuple[int, int]]:
+    """The ranges of lines whose statements apply to a table, from the nearest on.
+
+    They are the text up to the table before and the one after it, the section, and the text under each heading above it
+    in the outline: what a chapter says before its first section applies to all of its sections.
+    """
+    end = len(document.lines) + 1
+    headings = [*document.headings, Heading(end, 0, "")]
+    begin = max((heading.line for heading in headings if heading.line <= grid.line), default=1)
+    close = next(heading.line for heading in headings if heading.line > grid.line)
+    before = max((table.last_line + 1 for table in document.grids if table.last_line < grid.line), default=1)
+    after = min((table.line for table in document.grids if table.line > grid.last_line), default=end)
+    yield max(begin, before), grid.line
+    yield grid.last_line, min(close, after) - 1
+    level = _BELOW_ALL
+    for number, heading in reversed(list(enumerate(document.headings))):
+        if heading.line <= grid.line and heading.level < level:
+            yield heading.line, headings[number + 1].line - 1
+            level = heading.level
+    yield 1, headings[0].line - 1
+
 
 _LABELS = (
     Quantity.GPUS,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.sources.published.headings import describe_columns
 from perfscope.sources.published.markdown import Cell, parse_markdown, split_lines
+from perfscope.sources.published.tables import describe_columns
 from perfscope.tables.published import Quantity, TextSpan
 
 

@@ -1,1 +1,0 @@
-"""Whether the figures of a published table follow from each other."""
