@@ -27,10 +27,7 @@ from perfscope.tables.scaling import ClusterSize, ScalingRun
 _SUPERLINEAR = 0.02
 _CURVE_POINTS = 60
 _FOUR_DIGITS = 10_000
-_LAW_NAMES = {
-    "amdahl": "Amdahl (fixed work)",
-    "usl": "Universal scalability law",
-}
+_LAW_NAMES = {"amdahl": "Amdahl (fixed work)", "usl": "Universal scalability law"}
 
 
 class ScalingKind(StrEnum):

@@ -57,10 +57,7 @@ class ConstantOptions:
         Raises:
             UsageError: A value cannot be right.
         """
-        counts = {
-            Quantity.SEQ_LEN: ("--seq-len", self.seq_len),
-            Quantity.TENSOR_PARALLEL: ("--tp", self.tp),
-        }
+        counts = {Quantity.SEQ_LEN: ("--seq-len", self.seq_len), Quantity.TENSOR_PARALLEL: ("--tp", self.tp)}
         constants = {
             quantity: Constant(require_positive(option, value), option)
             for quantity, (option, value) in counts.items()
@@ -120,17 +117,7 @@ def refresh(
 
 
 #: Commands that only read; any other command in a marker is refused.
-READING = (
-    "analyze",
-    "bench",
-    "compare",
-    "whatif",
-    "tflops",
-    "plan",
-    "checkpoint",
-    "scaling",
-    "logs",
-)
+READING = ("analyze", "bench", "compare", "whatif", "tflops", "plan", "checkpoint", "scaling", "logs")
 #: A block can hold tables of raw files, too.
 _TABLE = ("report", "table")
 _WRITING_OPTIONS = ("-o", "--output", "--svg", "--rows", "--save")

@@ -67,8 +67,7 @@ def scaling(
         typer.Option(help="Iterations to exclude at the start of each log.", show_default="the first record"),
     ] = None,
     predict: Annotated[
-        str | None,
-        typer.Option(help="Numbers of GPUs to predict: 64,128.", show_default="twice the largest number"),
+        str | None, typer.Option(help="Numbers of GPUs to predict: 64,128.", show_default="twice the largest number")
     ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the series.")] = None,
     format: FormatOption = Format.MARKDOWN,

@@ -262,12 +262,7 @@ def _page_data(page: BuiltPage) -> Json:
     return {
         "path": str(page.path),
         "blocks": [
-            {
-                "line": block.block.line,
-                "command": block.command,
-                "stale": block.is_stale,
-                "lines": list(block.lines),
-            }
+            {"line": block.block.line, "command": block.command, "stale": block.is_stale, "lines": list(block.lines)}
             for block in page.blocks
         ],
     }

@@ -338,12 +338,7 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
     unread = list(document.unread)
     for grid in document.grids:
         stated = select_constants(document, grid, statements)
-        table = read_table(
-            grid,
-            {**stated.constants, **constants},
-            stated.ambiguous,
-            required=bool(added),
-        )
+        table = read_table(grid, {**stated.constants, **constants}, stated.ambiguous, required=bool(added))
         if table is None:
             unread.append(f"line {grid.line}: no column of the table can be recomputed")
         else:
@@ -352,11 +347,7 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
 
 
 def read_table(
-    grid: Grid,
-    constants: Mapping[Quantity, Constant],
-    ambiguous: Mapping[Quantity, str],
-    *,
-    required: bool = False,
+    grid: Grid, constants: Mapping[Quantity, Constant], ambiguous: Mapping[Quantity, str], *, required: bool = False
 ) -> PublishedTable | None:
     """Read a table's figures; None if nothing in it can be recomputed or checked, unless the table is required."""
     headings = [cell.text for cell in grid.headings]

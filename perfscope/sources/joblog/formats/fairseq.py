@@ -86,10 +86,7 @@ FORMAT = LogFormat(
         ),
         LineRule(b"valid on '", rb"\| valid on '", disturbs(Disturbance.EVALUATION), identifies=False),
         LineRule(
-            b"| INFO | valid | epoch",
-            rb"\| INFO \| valid \| epoch",
-            disturbs(Disturbance.EVALUATION),
-            identifies=False,
+            b"| INFO | valid | epoch", rb"\| INFO \| valid \| epoch", disturbs(Disturbance.EVALUATION), identifies=False
         ),
         LineRule(b"aved checkpoint ", rb"\| [Ss]aved checkpoint \S", disturbs(Disturbance.SAVE), identifies=False),
         LineRule(b"num. model params: ", rb"num\. model params: ([\d,]{1,20})", counts("parameters"), identifies=False),

@@ -238,12 +238,7 @@ def _set_replicas(state: _State) -> None:
 _RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"***** Running training *****", rb"\*{5} Running training \*{5}", _on_start),
     *(
-        LineRule(
-            anchor,
-            rb"(" + re.escape(anchor) + rb")[^=\n]{0,100}+= ([\d,]+)",
-            _on_start_value,
-            begin=(anchor,),
-        )
+        LineRule(anchor, rb"(" + re.escape(anchor) + rb")[^=\n]{0,100}+= ([\d,]+)", _on_start_value, begin=(anchor,))
         for anchor in _START_VALUES
     ),
     LineRule(
@@ -290,25 +285,12 @@ _RULES: tuple[LineRule[_State], ...] = (
         begin=(b"'train_runtime':",),
     ),
     *(
-        LineRule(
-            name,
-            rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)",
-            _on_final_block,
-        )
+        LineRule(name, rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)", _on_final_block)
         for name in (b"train_runtime", b"train_samples_per_second", b"train_steps_per_second")
     ),
     LineRule(
-        b"trainable parameters",
-        rb"Number of trainable parameters = ([\d,]+)",
-        counts("parameters"),
-        identifies=False,
+        b"trainable parameters", rb"Number of trainable parameters = ([\d,]+)", counts("parameters"), identifies=False
     ),
 )
 
-FORMAT = LogFormat(
-    framework=_FRAMEWORK,
-    state=_State,
-    rules=_RULES,
-    sources=(RUN, BAR),
-    close=_close,
-)
+FORMAT = LogFormat(framework=_FRAMEWORK, state=_State, rules=_RULES, sources=(RUN, BAR), close=_close)

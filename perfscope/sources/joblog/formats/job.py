@@ -61,11 +61,7 @@ FORMAT = LogFormat(
             begin=(b"CANCELLED AT",),
         ),
         LineRule(b"CANCELLED AT", rb"CANCELLED AT", _ends("it was cancelled")),
-        LineRule(
-            b"Traceback (most recent",
-            rb"Traceback \(most recent call last\)",
-            _ends("it raised an exception"),
-        ),
+        LineRule(b"Traceback (most recent", rb"Traceback \(most recent call last\)", _ends("it raised an exception")),
         LineRule(b"ChildFailedError", rb"ChildFailedError", _ends("a process of it failed")),
         LineRule(b"srun: error", rb"srun: error", _ends("srun reports an error")),
         LineRule(b"Model size:", rb"Model size: (\d+(?:\.\d+)?)B\b", _on_model_size),

@@ -335,9 +335,7 @@ _SETUP_RULES: tuple[LineRule[_State], ...] = (
         begin=(b"padded vocab (size:",),
     ),
     LineRule(
-        b"number of micro-batches to constant",
-        rb"setting number of micro-?batches to constant (\d+)",
-        counts("gas"),
+        b"number of micro-batches to constant", rb"setting number of micro-?batches to constant (\d+)", counts("gas")
     ),
 )
 
@@ -379,9 +377,7 @@ def _on_memory(state: FormatState, line: LineMatch) -> None:
 _SAVES_RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"[before the start of training step]", rb"\[before the start of training step\]", on_restart),
     LineRule(
-        b"saving checkpoint at iteration",
-        rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?",
-        _on_save_begin,
+        b"saving checkpoint at iteration", rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?", _on_save_begin
     ),
     LineRule(
         b"successfully saved checkpoint",
@@ -398,12 +394,7 @@ _SAVES_RULES: tuple[LineRule[_State], ...] = (
         begin=(b"save-checkpoint",),
         identifies=False,
     ),
-    LineRule(
-        b"an async checkpoint save",
-        rb"scheduled an async checkpoint save",
-        _on_save_scheduled,
-        identifies=False,
-    ),
+    LineRule(b"an async checkpoint save", rb"scheduled an async checkpoint save", _on_save_scheduled, identifies=False),
     LineRule(
         b"validation loss at ",
         rb"validation loss at (?:iteration )?",
@@ -465,11 +456,7 @@ _FLOATS = {
     b"trainloss": "loss",
     b"lossscale": "loss_scale",
 }
-_COUNTS = {
-    b"globalbatchsize": "samples",
-    b"numberofskippediterations": "skipped",
-    b"numberofnaniterations": "nan",
-}
+_COUNTS = {b"globalbatchsize": "samples", b"numberofskippediterations": "skipped", b"numberofnaniterations": "nan"}
 
 _CELLS_BESIDE = {b"approxflopspergpu", b"consumedsamples", b"actualseqlen"}
 

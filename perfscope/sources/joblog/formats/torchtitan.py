@@ -160,18 +160,9 @@ _RULES = (
     LineRule(b"[titan]", rb"\[titan\]", ignore_line),
     LineRule(b"torchtitan", rb"torchtitan", ignore_line),
     LineRule(
-        b"total parameters",
-        rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters",
-        counts("parameters"),
-        identifies=False,
+        b"total parameters", rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters", counts("parameters"), identifies=False
     ),
 )
 
 
-FORMAT = LogFormat(
-    framework="torchtitan",
-    state=_State,
-    rules=_RULES,
-    sources=(SOURCE,),
-    close=_close,
-)
+FORMAT = LogFormat(framework="torchtitan", state=_State, rules=_RULES, sources=(SOURCE,), close=_close)

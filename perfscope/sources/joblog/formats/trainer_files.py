@@ -149,24 +149,11 @@ FORMAT = LogFormat(
     rules=(
         _RULE,
         LineRule(b'"log_history": [', rb'"log_history": \[', ignore_line),
-        LineRule(
-            b'"loss": ',
-            rb'^ {4,8}"loss": ([\d.eE+-]{1,30})',
-            _on_loss,
-            identifies=False,
-        ),
-        LineRule(
-            b'"eval_runtime": ',
-            rb'^ {2,8}"eval_runtime": ',
-            _on_evaluation,
-            identifies=False,
-        ),
+        LineRule(b'"loss": ', rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', _on_loss, identifies=False),
+        LineRule(b'"eval_runtime": ', rb'^ {2,8}"eval_runtime": ', _on_evaluation, identifies=False),
         *(
             LineRule(
-                b'"' + name + b'": ',
-                rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})',
-                _on_figure,
-                identifies=False,
+                b'"' + name + b'": ', rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', _on_figure, identifies=False
             )
             for name in (
                 b"train_runtime",
