@@ -3,8 +3,7 @@
 Training is never harmed: every method that a hook calls is guarded. A failure ends the capture with one line and never
 reaches the script. Nothing here waits for a device.
 
-Methods of every step guard themselves, because a call of another function takes as long as their work. All write into
-one object, whose ``next_event`` is the next step that may end with a window, a save or several optimizers' step.
+Methods of every step guard themselves, because a call of another function takes as long as their work.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope import wire
-from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import launched_rank, model
 from perfscope.hooks.facts.device_memory import DevicePeaks
 from perfscope.hooks.facts.layout import RankLayout, splits_tensors
@@ -48,6 +46,7 @@ from perfscope.wire.records import EndRecord, to_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from perfscope.hooks.config import Config
     from perfscope.wire.requests import WindowRequest
 
 _Value = TypeVar("_Value")
@@ -61,18 +60,7 @@ _NO_SAMPLES = (
 
 
 class Capture:
-    """One process's capture; its methods are safe to call from training.
-
-    Attributes:
-        pid: The process it belongs to.
-        step: The steps, and what the running one has shown.
-        files: The files of the rank.
-        setup: How the model is trained.
-        save_timer: Times checkpoint saves.
-        activities: Times validation, generation and compilation.
-        passes: Times the passes of micro-batches through a pipeline.
-        watch: Notices that training stalls or fails, and requests to this process.
-    """
+    """One process's capture; its methods are safe to call from training."""
 
     def __init__(self, config: Config) -> None:
         launched_rank.note_hooked()
@@ -104,11 +92,6 @@ class Capture:
         reserve_variable()
         end_in_children(self)
         atexit.register(self.finish)
-
-    @classmethod
-    def from_boot_dir(cls, boot_dir: str) -> Capture:
-        """The capture that ``perfscope profile`` configured."""
-        return cls(read_config(boot_dir))
 
     @property
     def dead(self) -> bool:
@@ -191,10 +174,7 @@ class Capture:
         in_training_mode: bool = True,
         model: object = None,
     ) -> Callable[[], None] | None:
-        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything.
-
-        ``model`` is the module that is trained, where the wrapper knows it; see ``set_model``.
-        """
+        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything."""
         began_ns = _clock()
         step, on_end = self.step, None
         if step.dead:
@@ -227,7 +207,7 @@ class Capture:
     ) -> Callable[[], None] | None:
         """The model that the search after the first step returned is about to run; see ``on_forward``."""
         if in_training_mode and not self._model.precision.has_entered:
-            self._look_at_precision()
+            self.run_guarded(self._look_at_precision)
         return self.on_forward(args, kwargs, in_training_mode=in_training_mode)
 
     def on_gradients_cleared(self, optimizer: object, now_ns: int | None = None) -> None:
@@ -274,7 +254,7 @@ class Capture:
         step.hook_ns += _clock() - began_ns
 
     def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
-        """A GradScaler finished an iteration, in which it tried an optimizer step or not; None where unknown."""
+        """A GradScaler finished an iteration; ``has_stepped``: it tried an optimizer step, None where unknown."""
         began_ns = _clock()
         if self.step.dead:
             return
@@ -325,7 +305,6 @@ class Capture:
         step.started_ns, step.hook_ns = _clock(), 0
 
     def _advance_probe(self, step: int, *, has_news: bool, is_wanted: bool = True) -> None:
-        """A step ended: end its probe, or begin one; a pipeline's stage is probed in steps whose passes are timed."""
         if not is_wanted:
             PROBES.discard()
         elif PROBES.is_on:
@@ -384,7 +363,6 @@ class Capture:
             step.next_event = 0
 
     def _add_boundary(self, now_ns: int, boundary: str, stated: Mapping[str, Any] | None) -> None:
-        """Keep what was seen up to a boundary, until it is clear which training step it belongs to."""
         step, activities = self.step, self.activities.take_step()
         save_ns, draining = self.save_timer.take_step_times() if self.save_timer.is_in_use else (None, None)
         seen = 0 if step.passes is None else len(step.passes)
@@ -399,7 +377,6 @@ class Capture:
         step.clear()
 
     def _take_hook_ns(self) -> int:
-        """How long all hooks took since the last boundary, and the thread that writes records."""
         self.step.has_news = False
         written_ns, peaks = self.files.take_news()
         self._peaks = peaks or self._peaks
@@ -434,7 +411,6 @@ class Capture:
             self._note_once(text)
 
     def _begin_records(self) -> None:
-        """The first step is complete."""
         self.files.update_rank()
         self._describe_model()
         self._counters.begin()
@@ -453,17 +429,14 @@ class Capture:
         recorder.late.on_turn = on_turn
 
     def _write_passes(self) -> None:
-        """Write the passes of the steps that the device is done with."""
         for record in self.passes.pop_finished():
             self.files.claim().append_late(wire.MICRO_BATCHES_FILE, record)
 
     def _read_beside(self) -> dict[str, Any]:
-        """What the thread that writes records reads: fields of StepRecord."""
         self._counters.find_launcher()
         return {**self._memory.read_beside(), **PROBES.read()}
 
     def _on_optimizer(self, optimizer: object) -> None:
-        """Another optimizer steps than the one before, or one that runs the model several times on the same batch."""
         self._reevaluates = "max_eval" in getattr(optimizer, "defaults", ())
         if self._reevaluates:
             self.step.reevaluates, self.step.next_event = True, 0
@@ -546,7 +519,6 @@ class Capture:
             self.note(text)
 
     def _begin_training(self, now_ns: int) -> None:
-        """The running step shows that it trains; the first step begins here, unless an earlier hook saw it begin."""
         if not self.step.started_ns:
             self.activities.on_first_step()
             self._open_first_window()
@@ -555,7 +527,6 @@ class Capture:
             self.activities.on_training(now_ns)
 
     def _on_evaluation(self, began_ns: int, wait_ns: int = 0) -> Callable[[], None] | None:
-        """The training thread validates; returns what to call at the end of a forward pass."""
         if not self.is_training_thread():
             return None
         self.step.data_wait_ns -= self.activities.on_evaluation(began_ns, wait_ns)
@@ -574,12 +545,9 @@ class Capture:
     def on_pass_begin(
         self, kind: str, *, microbatch: int, stage: int, stages: int, device: int, devices: int
     ) -> TimedPass | None:
-        """A pass of one micro-batch is about to be launched; the arguments are those of ``PassTimer.begin``.
+        """A pass of one micro-batch is about to be launched; called inside of ``run_guarded``.
 
-        Returns None in a step whose passes are not timed: the wrappers only count its further passes.
-
-        It is called inside of ``run_guarded``. A step makes many of these calls, and each function in them takes
-        microseconds, since a pass leaves none of it in the caches of the processor.
+        The arguments are those of ``PassTimer.begin``. None in a step whose passes are not timed.
         """
         if self.activities.awaits_training:
             self._begin_training(_clock())
@@ -651,8 +619,7 @@ class Capture:
     ) -> None:
         """A module is trained, or the parts of a model that this rank has; only the first call counts.
 
-        ``config`` is what the framework was configured with for it, beside what the module says itself; ``dtype`` is
-        the type that it is configured to compute in.
+        ``config`` and ``dtype``, which it computes in, are what the framework was configured with.
         """
         self._model.set_parts(parts, config or {}, zero_stage)
         if dtype is not None:
@@ -665,11 +632,6 @@ class Capture:
         """This rank holds one more part of a model that is cut into stages."""
         if self.steps == 0:
             self._model.add_part(part)
-
-    @hook_entry
-    def _look_at_precision(self) -> None:
-        if not TRACERS.are_active() and self._model.precision.on_forward():
-            self._describe_model()
 
     @property
     def wants_output(self) -> bool:
@@ -699,6 +661,10 @@ class Capture:
         """Keep something that a reader of the report must know."""
         self.files.note(text)
 
+    def _look_at_precision(self) -> None:
+        if not TRACERS.are_active() and self._model.precision.on_forward():
+            self._describe_model()
+
     def _describe_model(self) -> None:
         record, error = call_safely(lambda: self._model.record(self.on_model_call, self.on_model_output))
         if error is not None:  # a model that cannot be described must not cost the steps
@@ -710,7 +676,6 @@ class Capture:
         self._describe_setup()
 
     def _describe_setup(self) -> None:
-        """Write how the model is trained, where it is and that is not written yet."""
         if not self.steps:
             return
         record, error = call_safely(lambda: self.setup.take_record(self._model.optimizer))
@@ -727,30 +692,18 @@ class Capture:
             self.files.claim()
 
     @hook_entry
-    def adopt_process_group(self) -> None:
-        """Learn the rank of a group that was there before the capture."""
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self.files.claim()
-
-    @hook_entry
     def set_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
         """A framework states this rank's coordinates in all process groups, and their sizes, by axis."""
         self._position().set_framework_layout(coordinates, sizes)
         self._write_layout()
 
     @hook_entry
-    def set_axis(self, axis: str, ranks: Sequence[int]) -> None:
-        """A wrapper works on one axis of parallelism, over these ranks."""
-        self._position().set_axis(axis, ranks)
-        self._write_layout()
-
-    @hook_entry
-    def set_axis_ranks(self, axis: str, read: Callable[[], Sequence[int]]) -> None:
+    def set_axis(self, axis: str, read: Callable[[], Sequence[int]]) -> None:
         """A wrapper works on one axis of parallelism; ranks that cannot be read cost the layout alone."""
         ranks = value_or_none(read)
         if ranks:
-            self.set_axis(axis, ranks)
+            self._position().set_axis(axis, ranks)
+            self._write_layout()
 
     @hook_entry
     def set_axis_group(self, axis: str, group: object) -> None:
@@ -760,7 +713,7 @@ class Capture:
         """
         distributed = sys.modules["torch.distributed"]
         own = distributed.group.WORLD if group is None else group
-        self.set_axis_ranks(axis, lambda: distributed.get_process_group_ranks(own))
+        self.set_axis(axis, lambda: distributed.get_process_group_ranks(own))
 
     @hook_entry
     def set_mesh(self, mesh: Any) -> None:
@@ -774,14 +727,14 @@ class Capture:
         find_root = getattr(mesh, "_get_root_mesh", None)  # absent in old versions
         root = None if find_root is None else value_or_none(find_root)
         self.set_mesh(mesh if root is None else root)
-        self.set_axis_ranks("dp", lambda: mesh.mesh.flatten().tolist())
+        self.set_axis("dp", lambda: mesh.mesh.flatten().tolist())
 
     @hook_entry
     def set_tensor_mesh(self, mesh: Any, plan: Any) -> None:
         """A module is split over a mesh by a plan, which is tensor parallelism if the mesh or the plan says so."""
         if value_or_none(lambda: mesh.ndim == 1 and splits_tensors(mesh, plan)):
             model.add_tensor_mesh(mesh)
-            self.set_axis_ranks("tp", lambda: mesh.mesh.flatten().tolist())
+            self.set_axis("tp", lambda: mesh.mesh.flatten().tolist())
 
     def _position(self) -> RankLayout:
         position = launched_rank.rank_and_world_size()

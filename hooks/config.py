@@ -21,21 +21,12 @@ LOCATIONS_FILE = "locations"
 
 @dataclass(frozen=True)
 class Config:
-    """What to record.
+    """What to record; most fields are arguments of ``perfscope.hooks.attach``.
 
     Attributes:
         run_dir: The run's folder, absolute.
-        windows: The training steps to profile.
-        ranks: The ranks to profile; None means every rank. Steps are counted on every rank.
-        shapes, stack, memory: Options of torch.profiler; ``memory`` also records the allocator's history.
-        modules: Mark every forward of a module with its name.
-        on_oom: Write the allocator's history when memory runs out.
-        nvml_hz: NVML samples per second; 0 disables sampling.
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
         run_id: Identifies the run on hosts that share no file system.
-        window: What is recorded of the chosen steps on a GPU.
-        step_optimizer: Which optimizer ends a training step, in the order in which they first step, or ``"every"``;
-            None where their rhythm decides.
         watchdog: Keep stacks and collectives of a training that stalls or fails.
         stall_factor: No step for so many times the median step is a stall.
         stall_s: No stall is shorter, in seconds.

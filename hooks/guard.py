@@ -16,8 +16,6 @@ _HOOKS_FOLDER = os.path.join(os.path.dirname(__file__), "")
 
 
 class _Thread(threading.local):
-    """Whether a thread runs a hook, whose time is counted."""
-
     is_in_hook = False
 
 
@@ -58,10 +56,9 @@ def value_or_none(read: Callable[[], _Value]) -> _Value | None:
 
 
 def hook_entry(method: _Method) -> _Method:
-    """Make a method safe to call from training: no exception leaves it, and its time counts as the hooks' time.
+    """Make a method safe to call from training: no exception leaves it, and its time is added to ``hook_ns``.
 
-    Its object has ``hook_ns``, the time that its entries took, and ``abandon(reason)``, which ends it after a failure.
-    After a failure and in a forked child it is ``dead``: the method is not called, and the result is None.
+    A failure calls ``abandon(reason)``. After it, and in a forked child, the object is ``dead``: the result is None.
     """
 
     @functools.wraps(method)
@@ -83,16 +80,11 @@ def hook_entry(method: _Method) -> _Method:
 
 
 def describe_failure(error: Exception, hook: str = "a hook") -> str:
-    """Name an error and the innermost function of the hooks that it passed through, or at least its hook."""
-    return value_or_none(functools.partial(_describe_failure, error)) or f"{hook} failed"
-
-
-def _describe_failure(error: Exception) -> str:
     """Name an error and the innermost function of the hooks that it passed through, this file's left out."""
-    name, trace = "a hook", error.__traceback__
+    name, trace = hook, error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if code.co_filename.startswith(_HOOKS_FOLDER) and code.co_filename != __file__:
             name = code.co_qualname.replace("<locals>.", "")
         trace = trace.tb_next
-    return f"{name} failed: {error!r}"
+    return f"{name} failed: {value_or_none(lambda: repr(error)) or type(error).__name__}"

@@ -40,11 +40,7 @@ class Tracers:
 
 
 class Compiler:
-    """What wrappers ask of torch.compile, before and after each call of a step.
-
-    Attributes:
-        is_tracing: Whether torch.compile traces this call: then a wrapper must leave nothing in the graph.
-    """
+    """``is_tracing``: whether torch.compile traces this call: then a wrapper must leave nothing in the graph."""
 
     def __init__(self) -> None:
         self.is_tracing: Callable[[], bool] = _is_compiling

@@ -41,7 +41,7 @@ class LateWriter:
 
     Attributes:
         append: Takes what ``add`` takes, in one, and asks nothing: the thread must run, and an error is not raised.
-        error: Why a record could not be written; None where all could.
+        error: Why a record could not be written.
         on_turn: Called by the thread when it has done something.
     """
 

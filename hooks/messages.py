@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from io import TextIOWrapper
 
-_MS_PER_S = 1000
+from perfscope.constants import MS_PER_S
 
 
 def write_message(text: str, patience_s: float = 0.0) -> None:
-    """Write one line in perfscope's name, where there is a standard error; see ``write_line``."""
+    """Write one line in perfscope's name; see ``write_line``."""
     write_line(f"perfscope: {text}", patience_s)
 
 
@@ -34,16 +34,13 @@ def write_line(line: str, patience_s: float = 0.0) -> None:
 
 
 def _write_all(stream: TextIOWrapper, line: str, give_up_s: float) -> None:
-    """Write to the stream's file, past its buffer, which is empty after each line.
-
-    Raises OSError: it cannot be written.
-    """
+    """Write to the stream's file, past its buffer, which is empty after each line. Raises OSError: that fails."""
     descriptor = stream.fileno()
     rest = f"{line}\n".encode(stream.encoding or "utf-8", "backslashreplace")
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     with _without_broken_pipe_signal():
-        while rest and poll.poll(max(0.0, (give_up_s - time.monotonic()) * _MS_PER_S)):
+        while rest and poll.poll(max(0.0, (give_up_s - time.monotonic()) * MS_PER_S)):
             with contextlib.suppress(BlockingIOError):
                 rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
 

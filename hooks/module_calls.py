@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 
 
 class ModuleNames:
-    """The names of the modules that were called.
+    """The names of the modules that were called, by ``id(module)``: a module may define equality or be unhashable.
 
-    Attributes:
-        by_number: The names by ``id(module)``: a module itself may define equality or be unhashable. A module that is
-            gone is taken out, because its number may become another's.
+    A module that is gone is taken out, because its number may become another's.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -126,7 +124,6 @@ class ModuleCalls:
         return call_in_range
 
     def _add_names(self, root: object, caller: FrameType | None) -> str:
-        """Name a module that is not inside a named one, and every module inside it."""
         name = value_or_none(lambda: self._names.add(root, self._find_around(caller)))
         return name or self._prefix + type(root).__name__
 

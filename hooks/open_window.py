@@ -1,15 +1,10 @@
-"""Whether a window is open in this process, for hooks that only matter then, and what rests meanwhile."""
+"""What hooks ask of this process without a capture, which they must not begin."""
 
 from __future__ import annotations
 
 
 class OpenWindow:
-    """The state of this process, which has one profiler.
-
-    Attributes:
-        is_open: Whether a window is open, its warm-up step included.
-        records_ranges: Whether a window is open that records ranges of the host.
-    """
+    """Whether a window is open, its warm-up step included, and whether it records ranges of the host."""
 
     is_open = False
     records_ranges = False
@@ -19,12 +14,7 @@ OPEN_WINDOW = OpenWindow()
 
 
 class UntimedPasses:
-    """Tells wrappers of passes whether the running step is timed, without a capture, which they must not begin.
-
-    Attributes:
-        rest: The passes of the step that runs are not timed.
-        forwards: Forward passes of the step that runs.
-    """
+    """Whether passes of the running step are not timed (``rest``), and how many of them ran forward."""
 
     rest = False
     forwards = 0

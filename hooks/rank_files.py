@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
 from perfscope.hooks.facts.identity import describe_rank
 from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
+from perfscope.hooks.late_writer import LateWriter
 from perfscope.hooks.messages import write_message
-from perfscope.hooks.recorder import Recorder
+from perfscope.hooks.record_files import RecordFile, replace_file
 from perfscope.hooks.side_process import start_once_a_node
 from perfscope.wire.records import NoteRecord, to_file, to_line
 
@@ -24,14 +27,60 @@ if TYPE_CHECKING:
     from perfscope.wire.records import RankRecord
 
 
+class Recorder:
+    """What writes the files; one that few processes need is created by its first record.
+
+    ``append`` raises OSError where the disk is full or gone; ``append_late`` raises any earlier error.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        rank: int,
+        read_beside: Callable[[], Mapping[str, object]] | None = None,
+        look_beside: Callable[[], None] | None = None,
+    ) -> None:
+        self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
+        self._files: dict[str, RecordFile] = {}
+        self.steps_file = self._file(wire.STEPS_FILE)
+        self._file(wire.EVENTS_FILE)
+        self.late = LateWriter(read_beside, look_beside)
+
+    def append(self, name: str, record: Any) -> None:
+        """Write a record, after the steps that came before it."""
+        self.late.flush()
+        self._file(name).append(to_line(record))
+
+    def append_late(self, name: str, record: Any) -> None:
+        """Write a record as late as a step."""
+        self.late.add(self._file(name), to_line, record)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write a file in place of what was written before."""
+        replace_file(os.path.join(self.folder, name), content)
+
+    def _file(self, name: str) -> RecordFile:
+        if name not in self._files:
+            is_limited = name in (wire.STEPS_FILE, wire.MICRO_BATCHES_FILE)
+            self._files[name] = RecordFile(os.path.join(self.folder, name), is_limited=is_limited)
+        return self._files[name]
+
+
+def _claim_folder(ranks: str, rank: int) -> str:
+    os.makedirs(ranks, exist_ok=True)
+    for attempt in itertools.count():
+        folder = os.path.join(ranks, wire.rank_folder(rank, attempt))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+            break
+    return folder
+
+
 class RankFiles:
     """The files of one rank's process; notes wait until they are claimed.
 
     What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``. The ``watch``
     begins with the files and looks at training from the same thread.
-
-    Attributes:
-        lines: The ranks of each axis of parallelism, as far as they are known.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The files that a rank's process appends records to: whole lines, each by one write.
+"""The files that a rank's process writes, and appends records to: whole lines, each by one write.
 
 A script may close descriptors that are not its own, as daemons do, and open files that get their numbers. Each write
 therefore asks first whether the descriptor still means the file of records, and else opens that again.
@@ -10,15 +10,13 @@ import contextlib
 import fcntl
 import gzip
 import os
+import zlib
 
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.open_window import OPEN_WINDOW
 
-#: Lines of a full file.
-LINES = 8192
-#: Bytes of a full file: a step of many micro-batches has long lines, and a full file is compressed in memory.
-_LARGEST_BYTES = 2 << 20
-_LEVEL = 5
+#: Bytes of a full file, which is compressed in memory: some 8,000 lines of steps.
+LARGEST_BYTES = 2 << 20
 _LAST_STANDARD_STREAM = 2
 
 
@@ -26,11 +24,9 @@ class RecordFile:
     """A file that lines are appended to; every method raises OSError where the disk is full or gone."""
 
     def __init__(self, path: str, *, is_limited: bool = False) -> None:
-        """Open or create it; a full one is put aside and compressed, where it is limited."""
         self._path = path
         self._is_limited = is_limited
-        self._lines = self._bytes = 0
-        self._number = 0
+        self._bytes = self._number = 0
         self._is_cut = False
         self._use(open_to_append(path))
 
@@ -40,10 +36,9 @@ class RecordFile:
             self._use(open_to_append(self._path))
         if self._is_limited:
             # As late as that, so that the new file has lines at once: a look at a running job reads its end.
-            if (self._lines >= LINES or self._bytes >= _LARGEST_BYTES) and not OPEN_WINDOW.is_open:
-                self._lines = self._bytes = 0
+            if self._bytes >= LARGEST_BYTES and not OPEN_WINDOW.is_open:
+                self._bytes = 0
                 call_safely(self._put_aside)  # a file that cannot be put aside goes on growing
-            self._lines += lines.count(b"\n")
             self._bytes += len(lines)
         if self._is_cut:  # what follows a cut line is a line of its own
             lines = b"\n" + lines
@@ -55,7 +50,6 @@ class RecordFile:
         self._descriptor, self._identity = descriptor, identify(descriptor)
 
     def _put_aside(self) -> None:
-        """Give the file a number, and begin another one; where that fails, lines are appended to the old one."""
         stem, suffix = os.path.splitext(self._path)
         self._number += 1
         aside, full = f"{stem}.{self._number:06d}{suffix}", self._descriptor
@@ -78,16 +72,26 @@ def _compress(path: str) -> None:
     """
     with open(path, "rb") as file:
         content = file.read()
-    packed = gzip.compress(content, _LEVEL)  # lets other threads run
-    unfinished = f"{path}.gz.tmp"
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(packed)
-        os.replace(unfinished, f"{path}.gz")
+    packed = gzip.compress(content, zlib.Z_DEFAULT_COMPRESSION)  # lets other threads run
+    with contextlib.suppress(OSError):
+        replace_file(f"{path}.gz", packed)
         os.unlink(path)
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Replace a file in one step: a reader sees the old content or the new one, never a part.
+
+    Raises OSError: it cannot be written; an existing file is unchanged.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
 
 
 def identify(descriptor: int) -> tuple[int, int]:

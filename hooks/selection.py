@@ -20,14 +20,14 @@ _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 DEFAULT_WINDOWS = "10"
 #: Steps of a light window, which is cheap, where the one with operators has fewer.
 _FEWEST_LIGHT_STEPS = 3
-#: How the option ``--step-optimizer`` says that each outermost step of an optimizer is a training step.
+#: ``--step-optimizer``: each outermost step of an optimizer is a training step.
 EVERY = "every"
 #: Between a window and its light one are the step after the export, and a warm-up step.
 _STEPS_BEFORE_LIGHT = 2
 
 
 class WindowChoice(StrEnum):
-    """What the chosen steps are profiled with on a GPU; on a CPU every window records operators."""
+    """What is recorded of the chosen steps on a GPU; on a CPU every window records operators."""
 
     BOTH = "both"
     OPERATORS = wire.OPERATORS
@@ -53,11 +53,7 @@ class StepWindow:
         return StepWindow(first, first + max(self.last - self.first + 1, _FEWEST_LIGHT_STEPS) - 1, wire.LIGHT)
 
     def delayed(self, steps: int) -> StepWindow:
-        """The window so many steps later.
-
-        >>> str(StepWindow(4, 6).delayed(2))
-        '6-8'
-        """
+        """The window so many steps later."""
         return StepWindow(self.first + steps, self.last + steps, self.activities)
 
     def leaves_room_for(self, following: StepWindow) -> bool:
@@ -71,11 +67,7 @@ class StepWindow:
 def parse_windows(text: str) -> tuple[StepWindow, ...]:
     """Read windows such as ``2-4,7-9``.
 
-    >>> [str(window) for window in parse_windows("7-9,3")]
-    ['3', '7-9']
-
-    Raises:
-        ValueError: The text names no window, or a window that cannot be profiled; the message says which and why.
+    Raises ValueError: the text names no window, or a window that cannot be profiled; the message says which and why.
     """
     windows = sorted((_parse_window(part, text) for part in text.split(",")), key=lambda window: window.first)
     for window in windows:
@@ -106,8 +98,7 @@ def parse_ranks(text: str) -> frozenset[int]:
     >>> sorted(parse_ranks("0,4-6"))
     [0, 4, 5, 6]
 
-    Raises:
-        ValueError: The text names no ranks.
+    Raises ValueError: the text names no ranks.
     """
     ranks: set[int] = set()
     for part in text.split(","):
@@ -121,11 +112,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 def parse_step_optimizer(text: str) -> int | str:
     """Read which optimizer ends a training step: its number, in the order in which they first step, or ``every``.
 
-    >>> parse_step_optimizer("2"), parse_step_optimizer("every")
-    (2, 'every')
-
-    Raises:
-        ValueError: It is neither.
+    Raises ValueError: it is neither.
     """
     if text == EVERY:
         return EVERY

@@ -28,18 +28,14 @@ _FORK = (
     "sys.argv[:] = sys.argv[1:]\n"
     "runpy.run_path(sys.argv[0], run_name='__main__')\n"
 )
-_LONGEST_START_S = 10
+#: So long another program is awaited.
+PATIENCE_S = 10
 
 
 def start_once_a_node(purpose: str, run_dir: str, output_folder: str, script: str, arguments: Sequence[str]) -> None:
     """Start a script, unless another rank of this node has; after a failure the run lacks what it would write.
 
-    Args:
-        purpose: Names the claim.
-        run_dir: The run's folder, absolute.
-        output_folder: Where its standard output goes, as HOST.jsonl.
-        script: It runs without perfscope and without the environment's packages on its path.
-        arguments: Its arguments.
+    Its output goes to HOST.jsonl in ``output_folder``. It runs without the environment's packages on its path.
     """
     with contextlib.suppress(OSError):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -63,25 +59,18 @@ def _start(output_folder: str, words: Sequence[str], claim_descriptor: int) -> N
             pass_fds=(claim_descriptor,),
         )
         with contextlib.suppress(subprocess.TimeoutExpired):
-            between.wait(_LONGEST_START_S)
+            between.wait(PATIENCE_S)
     finally:
         os.close(descriptor)
 
 
 def _create_file(folder: str) -> int:
-    """Create HOST.jsonl, or HOST.1.jsonl and so on where there is one of this run already.
-
-    Raises OSError: it cannot be created.
-    """
+    """Create HOST.jsonl, or HOST.1.jsonl and so on where there is one of this run already."""
     os.makedirs(folder, exist_ok=True)
-    host = socket.gethostname()
-    attempt = 0
+    host, attempt = socket.gethostname(), 0
     while True:
-        name = f"{host}.jsonl" if attempt == 0 else f"{host}.{attempt}.jsonl"
-        path = os.path.join(folder, name)
-        try:
+        path = os.path.join(folder, f"{host}.{attempt}.jsonl" if attempt else f"{host}.jsonl")
+        with contextlib.suppress(FileExistsError):
             if not os.path.exists(f"{path}.gz"):  # full files are compressed, which frees their names
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        except FileExistsError:
-            pass
         attempt += 1

@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 
 
 class LateCapture:
-    """Stands for the capture in the hooks; the first use builds it from the files of ``perfscope profile``.
-
-    Attributes:
-        boot_dir: The folder of those files; None where the script calls ``perfscope.hooks.attach`` instead.
-    """
+    """Stands for the capture in the hooks; the first use builds it from the files of ``perfscope profile``."""
 
     def __init__(self) -> None:
         self._capture: Capture | None = None
         self._methods: dict[str, Any] = {}
-        self.boot_dir: str | None = None
+        self.boot_dir = ""
         self._has_failed = False
         self._built: list[weakref.ref[object]] = []
 
@@ -53,15 +49,12 @@ class LateCapture:
         self.__dict__.update(self._methods)
 
     def begin(self, config: Config | None = None) -> Capture:
-        """Make this process's capture, unless there is one: a process has one profiler.
-
-        Args:
-            config: What to record; what ``perfscope profile`` wrote where it is None.
-        """
+        """Make this process's capture, unless there is one; what ``perfscope profile`` wrote says what to record."""
         if self.capture is None:
             from perfscope.hooks.capture import Capture  # not at the top: only a process that trains may pay for it
+            from perfscope.hooks.config import read_config
 
-            self.capture = Capture.from_boot_dir(self.boot_dir or "") if config is None else Capture(config)
+            self.capture = Capture(config or read_config(self.boot_dir))
             built, self._built = self._built, []
             for read in built:
                 if (optimizer := read()) is not None:
@@ -89,12 +82,11 @@ class LateCapture:
         return _do_nothing if self.capture is None else getattr(self.capture, name)
 
 
-#: This process's capture.
 PROCESS = LateCapture()
 
 
 def _do_nothing(*_args: object, **_kwargs: object) -> None:
-    """What a hook calls where the capture could not be built."""
+    return None
 
 
 def patch(hooks_files: tuple[str, ...], name: str, module: ModuleType, boot_dir: str) -> None:

@@ -1,7 +1,6 @@
 """What a process's running step has shown so far: one object into which all hooks write.
 
-In every step the processor's caches are full of the training's code, so that each function, object and lock that a hook
-touches costs up to a microsecond.
+Each function, object and lock that a hook touches costs up to a microsecond: the training evicts it from the caches.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ class StepAccumulator:
     """The steps of a process, and the running one. Times and counts are 0 for what there is not.
 
     Attributes:
-        steps: Completed steps.
         started_ns: When the last one ended, or the first one began.
         hook_ns: Time that the hooks took since then.
-        dead: Nothing more is recorded.
         next_event: The next step at whose end anything special may happen; 0 where that is the running one.
         sign_ns: When the running step first showed that it trains.
         batch_ns: When the first batch was asked for that nothing has used yet, and ``batch_wait_ns`` the wait for it.
@@ -57,7 +54,6 @@ class StepAccumulator:
         passes: The micro-batches that a pipeline ran forward, as far as they were looked at.
         loaded_samples: Samples that data loaders handed out, and ``loaded_tokens`` their tokens.
         data_wait_ns: Time spent waiting for data loaders; ``has_loader`` where one was used.
-        optimizer_steps: Outermost optimizer steps.
         reevaluates: The optimizer runs the model forward several times on the same batch, as L-BFGS does.
         has_cleared: Gradients were cleared, or an optimizer was built: another update begins.
         has_training_mode: Whether a model was ever seen to train in training mode.

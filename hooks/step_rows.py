@@ -22,25 +22,15 @@ _NOTHING_SPECIAL = (None, None, None, NO_ACTIVITIES, None, False)
 
 
 class Boundary(NamedTuple):
-    """What was seen from one step boundary to the next.
+    """What was seen from one step boundary to the next, on the monotonic clock; see ``StepAccumulator``.
 
     Attributes:
-        end_ns: When it was reached, on the monotonic clock.
-        source: What reported it.
         started_ns: When the boundary before was left; 0 where that one was not seen.
-        sign_ns: When the step first showed that it trains; 0 where it did not.
-        hook_ns: Time that the hooks took.
-        micro_batches: Forward passes; ``forward`` is what entered them, and ``loaded`` what data loaders handed out.
-        data_wait_ns: Time spent waiting for data loaders; absent where none was used.
+        forward: Samples and tokens that entered forward passes; ``loaded``: those that data loaders handed out.
+        data_wait_ns: Absent where no data loader was used.
         stated: What the framework states of the step; see ``Capture.on_step_end``.
-        counters: The kernel's counters of the thread at the boundary; absent where they were not read.
-        waits: Waits for other ranks; absent where they are not timed.
         window: How the step relates to a profiler window; this and what follows are absent in most steps.
-        save_ns: How long checkpoint saves blocked training.
-        draining: An asynchronous save was being written.
-        activities: What happened besides training.
-        pipelined: What entered a pipeline.
-        reevaluates: The optimizer ran the model forward several times on the same batch.
+        save_ns: How long checkpoint saves blocked training; ``draining``: an asynchronous one was being written.
     """
 
     end_ns: int
@@ -84,13 +74,9 @@ def make_line(
     peaks: Mapping[str, Any] | None = None,
     counters: HostCounters | None = None,
 ) -> bytes:
-    """The line of a training step; times, waits and counts of its boundaries are added up.
+    """The line of a training step, as StepRecord's; times, waits and counts of its boundaries are added up.
 
-    Args:
-        step: Its number; its fields are those of StepRecord, in that order.
-        boundaries: What it is made of.
-        peaks: Fields that were read meanwhile.
-        counters: Makes differences of the kernel's counters, in the order of steps.
+    ``peaks`` are fields that were read meanwhile; ``counters`` makes differences, in the order of steps.
     """
     first, last = boundaries[0], boundaries[-1]
     stated, read = last.stated or _NOTHING, peaks or _NOTHING
@@ -135,7 +121,6 @@ def make_line(
 
 
 def _add_up(boundaries: Sequence[Boundary]) -> dict[str, Any]:
-    """What few steps have, and the sums over several boundaries."""
     states = [each.stated or _NOTHING for each in boundaries]
     walls_ns = [each.wall_ns for each in boundaries]
     data_waits_ns = [each.data_wait_ns for each in boundaries if each.data_wait_ns is not None]

@@ -33,7 +33,7 @@ class StepRounds:
     """Which events, the steps of numbered optimizers, complete training steps.
 
     Attributes:
-        boundary: The optimizer that ends rounds; None where each event of an optimizer is a step.
+        boundary: The optimizer that ends rounds; None where each event is a step.
         is_settled: Whether it is clear what the next events mean; until then, no profiler window may begin.
     """
 
@@ -51,7 +51,7 @@ class StepRounds:
 
     @property
     def left(self) -> int:
-        """How many events no step holds yet."""
+        """Events that no step holds yet."""
         return len(self._waiting) + self._leftover
 
     @property
@@ -87,7 +87,7 @@ class StepRounds:
         return self._complete(sizes)
 
     def finish(self) -> tuple[int, ...]:
-        """Training ended: the sizes of the steps that the waiting events make; a round that is not whole is none."""
+        """The sizes of the steps that the waiting events make at the end; a round that is not whole is none."""
         waiting = self._waiting
         if self.boundary is None and len(list(groupby(waiting))) > len(set(waiting)):
             return self._complete(self._begin_rounds(_rarest(waiting)))
@@ -121,7 +121,6 @@ class StepRounds:
         return ()
 
     def _decide(self, optimizer: int, *, may_wait: bool) -> tuple[int, ...]:
-        """The steps that the waiting events make; none where that is not clear."""
         waiting, before = self._waiting, self._single
         earlier = [*([] if before is None else [before]), *waiting[:-1]]
         if len(set(waiting)) == 1:
@@ -158,10 +157,10 @@ class StepSource:
     """What ends a step in this process: a step boundary of ``perfscope.frameworks``, of one or several objects.
 
     Attributes:
-        name: The boundary that was armed or reported last; None before any.
+        name: The boundary that was armed or reported last.
         chosen: The object that ends steps, as the user chose it; None where the rhythm of the objects decides.
         alone: Reads the object whose boundaries are steps of their own; None where that is not known.
-        thread: The thread that trains; None before that is known.
+        thread: The thread that trains.
     """
 
     def __init__(self, chosen: int | str | None = None) -> None:
@@ -179,12 +178,12 @@ class StepSource:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is clear what ends the next steps, so that a profiler window may begin."""
+        """See ``StepRounds.is_settled``."""
         return self.chosen is not None or self._rounds.is_settled
 
     @property
     def waits(self) -> bool:
-        """Whether boundaries that were reached wait, because nobody can tell yet which training steps they make."""
+        """See ``StepRounds.waits``."""
         return self.chosen is None and self._rounds.waits
 
     def arm(self, name: str) -> None:
@@ -225,11 +224,9 @@ class StepSource:
     def on_boundary(
         self, name: str, emitter: object, *, continues: bool = False, may_wait: bool = True
     ) -> tuple[int, ...] | None:
-        """A boundary was reached by one of a framework's objects.
+        """A boundary was reached by one of a framework's objects; see ``StepRounds.on_event``.
 
-        Returns:
-            The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first.
-            None for a boundary that does not count: of lower priority, or of another thread than the first.
+        None for a boundary that does not count: of lower priority, or of another thread than the first.
         """
         sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
         is_alone = self.chosen is None and self._rounds.is_alone(self._emitters.last_number)
@@ -300,7 +297,7 @@ class StepSource:
         return f"--step-optimizer {self.chosen}: no step was counted, because only {self._emitters.count} stepped"
 
     def finish(self) -> tuple[int, ...]:
-        """Training ended: the sizes of the steps that the boundaries make that were still waiting."""
+        """See ``StepRounds.finish``."""
         return () if self.chosen is not None else self._rounds.finish()
 
     def _on_chosen(self, number: int) -> tuple[int, ...]:
@@ -321,7 +318,6 @@ class _Emitters:
 
     An ``id`` may be used again and stands for nothing. A new object takes the number of a deleted one of its class
     while others are alive. So it takes over its part of their rounds, as the inner optimizers of meta-learning do.
-    Where none is left, numbers go on.
 
     Attributes:
         count: How many there were.

@@ -17,6 +17,7 @@ from perfscope import wire
 from perfscope.hooks.facts.secrets import redact_arguments, redact_environment
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.selection import StepWindow
+from perfscope.hooks.side_process import PATIENCE_S
 
 _PACKAGES = (
     "torch",
@@ -30,7 +31,6 @@ _PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
-_TIMEOUT_S = 10
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -67,7 +67,7 @@ def describe_machine() -> dict[str, object]:
         "topology": ("nvidia-smi", "topo", "-m"),
     }
     started = {name: _start(command) for name, command in commands.items()}
-    ends_s = time.monotonic() + _TIMEOUT_S
+    ends_s = time.monotonic() + PATIENCE_S
     outputs = {name: _read_output(process, ends_s) for name, process in started.items() if process is not None}
     return {name: output for name, output in outputs.items() if output}
 
@@ -92,7 +92,6 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes] | None:
 
 
 def _read_output(process: subprocess.Popen[bytes], ends_s: float) -> str | None:
-    """Read what a program prints; None where it fails or hangs."""
     try:
         output, _ = process.communicate(timeout=max(0.0, ends_s - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
-    """Count what enters nn.DataParallel, which splits it over the devices of this process."""
+    """Count what enters nn.DataParallel."""
     count_forwards(module.DataParallel, capture)
 
 
@@ -46,7 +46,7 @@ def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
 
     def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
-        capture.set_axis_ranks("dp", lambda: _fsdp1_replicas(wrapper))
+        capture.set_axis("dp", lambda: _fsdp1_replicas(wrapper))
 
     fsdp_class = module.FullyShardedDataParallel
     count_forwards(fsdp_class, capture, lambda wrapper: getattr(wrapper, "_is_root", None) is not False)
@@ -101,16 +101,11 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 
 
 def _unwrap(state: Any, name: str, original: Callable[..., Any]) -> None:
-    """Let one layer's state find the original function from now on: our wrapper has nothing to do in its forward."""
     vars(state)[name] = types.MethodType(original, state)
 
 
 def _fsdp1_replicas(wrapper: Any) -> list[int]:
-    """The ranks among which a model is replicated or sharded.
-
-    Hybrid sharding shards inside a node and replicates over nodes, which number their ranks alike: together they are
-    the replicas.
-    """
+    """The replicas: hybrid sharding shards inside a node and replicates over nodes, which number their ranks alike."""
     distributed = sys.modules["torch.distributed"]
     shards: list[int] = distributed.get_process_group_ranks(wrapper.process_group)
     nodes = getattr(wrapper, "_inter_node_pg", None)
@@ -126,7 +121,6 @@ def _report_meshes(capture: Capture, state: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> Iterator[Any]:
-    """The groups of parameters of a root module and of the parts of it that FSDP 2 wraps."""
     for part in state._state_ctx.all_states:
         groups = getattr(part, "_fsdp_param_groups", None)  # absent until torch 2.11
         yield from (part._fsdp_param_group,) if groups is None and part._fsdp_param_group else groups or ()

@@ -33,11 +33,7 @@ def reserve_variable() -> None:
 
 
 class CuptiDetachment:
-    """What becomes of CUPTI at the end of one window.
-
-    Attributes:
-        attached_because: Why it stays attached, as far as is known when the window ends; absent where it is detached.
-    """
+    """What becomes of CUPTI at the end of one window; ``attached_because`` says why it stays attached."""
 
     def __init__(self, torch: Any) -> None:
         cuda_version = read_cuda_version(torch)
@@ -109,7 +105,6 @@ def read_cuda_version(torch: Any) -> tuple[int, ...] | None:
 
 
 def _threads() -> set[str]:
-    """The threads of this process; empty where the system does not list them."""
     try:
         return set(os.listdir(_THREADS))
     except OSError:

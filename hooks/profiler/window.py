@@ -39,14 +39,7 @@ class ExportError(Exception):
 
 
 class ProfilerWindow:
-    """A window that is open.
-
-    Attributes:
-        steps: The training steps that it is to record.
-        profiler: The torch.profiler of this window.
-        records_stack: Whether torch sets a profile function of Python's.
-        start_ns: How long starting it stalled the training process.
-    """
+    """A window that is open; ``start_ns`` is how long starting it stalled the training process."""
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:
         self._began_ns = time.monotonic_ns()
@@ -106,12 +99,9 @@ class ProfilerWindow:
         return self._current_step >= self.steps.first
 
     def finish(self, rank: RankRecord, completed_steps: int, axes: Mapping[str, tuple[int, ...]]) -> WindowRecord:
-        """Stop, write the trace and release its memory; the record says how long each took.
+        """Stop, write the trace and release its memory; ``axes`` are the ranks of each axis of parallelism.
 
-        ``axes``: the ranks of each axis of parallelism.
-
-        Raises:
-            ExportError: No complete trace reached the disk.
+        Raises ExportError: no complete trace reached the disk.
         """
         if completed_steps == self._current_step:
             self._mark_edge()
@@ -153,7 +143,6 @@ class ProfilerWindow:
         self.profiler.stop()
 
     def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> WindowRecord:
-        """Write the trace of a profiler that was stopped."""
         stopped_ns = time.monotonic_ns()
         try:
             trace, size_bytes = self._write_trace(export)
@@ -185,7 +174,6 @@ class ProfilerWindow:
         self.profiler.action_map = {}
 
     def _write_trace(self, export: Callable[[str], None]) -> tuple[str, int]:
-        """Write the trace under its final name only when it is complete; returns the name and the size in bytes."""
         folder = os.path.join(self._traces, wire.LIGHT_FOLDER) if self.steps.is_light else self._traces
         os.makedirs(folder, exist_ok=True)
         free_bytes = shutil.disk_usage(folder).free
@@ -204,7 +192,6 @@ class ProfilerWindow:
         return os.path.relpath(os.path.join(folder, name), self._traces), size_bytes
 
     def _mark_edge(self) -> None:
-        """Remember when a recorded step of a light window began, or the last one ended."""
         if self.steps.is_light and self.has_recorded:
             _call_runtime()
             self._edges_ns.append(time.time_ns())
@@ -262,10 +249,7 @@ def _make_config(torch: Any, config: Config) -> object:
 
 
 def _check_complete(path: str) -> int:
-    """Return the size of a trace in bytes; torch itself reports no error where the trace could not be written.
-
-    Raises ExportError: the file is missing or cut.
-    """
+    """The size of a trace in bytes; torch itself reports no error where the trace could not be written."""
     size_bytes = os.path.getsize(path) if os.path.exists(path) else 0
     if size_bytes < _SHORTEST_TRACE_BYTES:
         raise ExportError("torch.profiler wrote no trace: is the disk full?")

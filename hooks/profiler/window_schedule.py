@@ -41,7 +41,7 @@ class WindowSchedule:
 
     Attributes:
         label: How the running step relates to a window.
-        blocked_by: Why no window of this process is profiled; absent where nothing prevents it.
+        blocked_by: Why no window of this process is profiled.
     """
 
     def __init__(self, config: Config, files: RankFiles, memory: MemoryRecording) -> None:
@@ -168,7 +168,6 @@ class WindowSchedule:
                 window.discard()
 
     def _say(self, text: str) -> None:
-        """Record something, and tell who watches the training."""
         self._files.note(text)
         write_message(text)
 
@@ -202,7 +201,6 @@ class WindowSchedule:
             self._open(self._pending.pop(0), next_step)
 
     def _answer(self, name: str, request: WindowRequest, completed_steps: int) -> None:
-        """Plan a window that was asked for, or say why not."""
         status, reason = PLANNED, None
         activities = wire.LIGHT if request.light else _first_activities(self._config)
         window = StepWindow(request.first, request.last, activities)
@@ -269,7 +267,6 @@ class WindowSchedule:
             self._memory.start_window(next_step)
 
     def _add_light_window(self, steps: StepWindow) -> None:
-        """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
         if self._config.window is not WindowChoice.BOTH or steps.is_light:
             return
         config = self._configs.get(steps, self._config)

@@ -68,7 +68,9 @@ def start_capture(config: Config) -> None:
         if name in sys.modules:
             patch(name, sys.modules[name])
     sys.meta_path.insert(0, PostImportFinder(WATCHED, patch))
-    capture.adopt_process_group()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        capture.on_process_group()
 
 
 def make_run_dir(run_dir: str, windows: Sequence[StepWindow], recorded: Sequence[str] = ()) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 import perfscope
 from perfscope import hooks, wire
 from perfscope.hooks.config import CONFIG_FILE, ENVIRONMENT_VARIABLE, LOCATIONS_FILE, Config
-from perfscope.hooks.recorder import replace_file
+from perfscope.hooks.record_files import replace_file
 
 #: DeepSpeed's runners quote every other character, and two of them leave the quotes inside the value.
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")

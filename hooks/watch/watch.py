@@ -31,8 +31,7 @@ from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
-from perfscope.hooks.record_files import identify, is_same_file, open_to_append
-from perfscope.hooks.recorder import replace_file
+from perfscope.hooks.record_files import identify, is_same_file, open_to_append, replace_file
 from perfscope.hooks.side_process import start_once_a_node
 from perfscope.wire import RANKS_FOLDER, requests
 from perfscope.wire.incidents import (

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks.config import Config
+from perfscope.hooks.rank_files import Recorder
 from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.reach.launch import build_environment, find_obstacles, prepare
-from perfscope.hooks.recorder import Recorder, replace_file
+from perfscope.hooks.record_files import replace_file
 from perfscope.hooks.selection import StepWindow, parse_windows
 from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import run

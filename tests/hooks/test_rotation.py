@@ -15,7 +15,7 @@ from perfscope.hooks import record_files
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.open_window import OPEN_WINDOW
-from perfscope.hooks.recorder import Recorder
+from perfscope.hooks.rank_files import Recorder
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.records import decode_step
 from perfscope.sources.runs.step_columns import StepColumns, from_records, read_last_step, read_step_columns
@@ -114,10 +114,8 @@ def test_many_steps_need_no_more_memory_and_little_space(tmp_path: Path) -> None
     assert resident_mb() - before_mb < 8
     capture.files.close()
     folder = tmp_path / "ranks" / "00000"
-    assert sorted(path.name for path in folder.glob("steps*")) == [
-        "steps.000001.jsonl.gz", "steps.000002.jsonl.gz", "steps.jsonl",
-    ]  # fmt: skip
-    assert (folder / "steps.000001.jsonl.gz").stat().st_size / record_files.LINES < 100
+    assert sorted(path.name for path in folder.glob("steps*")) == ["steps.000001.jsonl.gz", "steps.jsonl"]
+    assert (folder / "steps.000001.jsonl.gz").stat().st_size < record_files.LARGEST_BYTES / 2
     assert read_step_columns(folder, []).whole("step").tolist() == list(range(1, 20_001))
 
 
@@ -148,7 +146,7 @@ def test_a_file_that_cannot_be_put_aside_goes_on_and_none_is_in_a_window(
     def fail(*_paths: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr(record_files, "LINES", 5)
+    monkeypatch.setattr(record_files, "LARGEST_BYTES", 5 * len(to_line(StepRecord(1, 1, "optimizer"))))
     if obstacle == "window":
         monkeypatch.setattr(OPEN_WINDOW, "is_open", True)
     elif obstacle is not None:

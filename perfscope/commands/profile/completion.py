@@ -21,7 +21,7 @@ from perfscope import wire
 from perfscope.commands.profile.compression import compress_run
 from perfscope.hooks.guard import call_safely, value_or_none
 from perfscope.hooks.reach.supervise import Ending
-from perfscope.hooks.recorder import replace_file
+from perfscope.hooks.record_files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
 from perfscope.wire.records import to_file

@@ -22,7 +22,7 @@ from perfscope.hooks.facts.describe import describe_machine, describe_run
 from perfscope.hooks.guard import call_safely, value_or_none
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.reach import launch
-from perfscope.hooks.recorder import replace_file
+from perfscope.hooks.record_files import replace_file
 from perfscope.wire.records import to_file
 
 _LONGEST_NAME = 40

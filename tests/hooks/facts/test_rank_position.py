@@ -69,16 +69,16 @@ def test_a_mesh_that_cannot_be_read_leaves_the_layout_unknown(monkeypatch: pytes
     position.set_sharding_mesh(Unreadable())
     position.set_tensor_mesh(Unreadable(), object())
     assert position.written.sizes is None
-    position.set_axis("dp", range(4))
+    position.set_axis("dp", lambda: range(4))
     assert position.written.sizes == {"dp": 4, "pp": 1, "tp": 1}
 
 
 def test_groups_that_are_made_anew_have_a_layout_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     position = Position((3, 4), monkeypatch)
-    position.set_axis("dp", range(4))
+    position.set_axis("dp", lambda: range(4))
     position.move((1, 2))
-    position.set_axis("dp", range(2))
+    position.set_axis("dp", lambda: range(2))
     assert position.written.layout["coordinates"]["dp"] == 1
     position.move((0, 1))  # its groups are destroyed
-    position.set_axis("dp", range(2))
+    position.set_axis("dp", lambda: range(2))
     assert position.written.sizes["dp"] == 2
