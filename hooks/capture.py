@@ -63,7 +63,7 @@ class Capture:
     """One process's capture; its methods are safe to call from training."""
 
     def __init__(self, config: Config) -> None:
-        launched_rank.note_hooked()
+        launched_rank.note_moment("hooked_ns")
         self.pid = os.getpid()
         self.step = StepAccumulator()
         self._memory = DevicePeaks()
@@ -623,7 +623,7 @@ class Capture:
         """
         self._model.set_parts(parts, config or {}, zero_stage)
         if dtype is not None:
-            self._model.precision.set_engine(dtype)
+            self._model.precision.engine = dtype
         if self.steps == 0:
             self._model.precision.on_forward()
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+#: So many first batches, outputs and steps are looked at, to learn what a training is.
+FIRST_LOOKS = 4
+
 
 class Tracers:
     """What torch may run a model for besides training, where a hook must look at no tensor: each look is recorded.

@@ -33,6 +33,8 @@ class Recorder:
     ``append`` raises OSError where the disk is full or gone; ``append_late`` raises any earlier error.
     """
 
+    who: RankRecord
+
     def __init__(
         self,
         run_dir: str,
@@ -86,70 +88,67 @@ class RankFiles:
     def __init__(
         self,
         config: Config,
-        read_beside: Callable[[], Mapping[str, object]] | None = None,
-        watch: Watch | None = None,
+        read_beside: Callable[[], Mapping[str, object]],
+        watch: Watch,
     ) -> None:
         self._config = config
         self._read_beside = read_beside
         self._watch = watch
-        self._claimed: tuple[Recorder, RankRecord] | None = None
+        self._recorder: Recorder | None = None
         self._notes: list[str] = []
         self._layout: LayoutDocument | None = None
         self.lines: Lines = {}
 
     def claim(self) -> Recorder:
-        """What writes the files, which are claimed now where they were not."""
-        return self.claim_files()[0]
+        """What writes the files, which are claimed now where they were not, and knows who the rank is.
 
-    def claim_files(self) -> tuple[Recorder, RankRecord]:
-        """What writes the files, and who the rank is. Raises OSError: the run's folder cannot be written to."""
-        if self._claimed is not None:
-            return self._claimed
+        Raises OSError: the run's folder cannot be written to.
+        """
+        if self._recorder is not None:
+            return self._recorder
         config, watch = self._config, self._watch
         rank, world_size = rank_and_world_size()
-        recorder = Recorder(config.run_dir, rank, self._read_beside, None if watch is None else watch.look)
-        record = describe_rank(rank, world_size, config.run_id)
-        self._claimed = recorder, record
-        recorder.replace(wire.RANK_FILE, to_line(record))
+        recorder = Recorder(config.run_dir, rank, self._read_beside, watch.look)
+        recorder.who = describe_rank(rank, world_size, config.run_id)
+        self._recorder = recorder
+        recorder.replace(wire.RANK_FILE, to_line(recorder.who))
         for text in self._notes:
             recorder.append(wire.EVENTS_FILE, NoteRecord(text))
         if config.nvml_hz > 0 and config.nvml_path is not None:
             start_sampler(config)
-        if watch is not None:
-            _, error = call_safely(lambda: watch.begin(recorder.folder, record))
-            if error is not None:
-                self.note(f"stalls and failures are not watched: {error!r}")
-            recorder.late.start()
-        return self._claimed
+        _, error = call_safely(lambda: watch.begin(recorder.folder, recorder.who))
+        if error is not None:
+            self.note(f"stalls and failures are not watched: {error!r}")
+        recorder.late.start()
+        return recorder
 
     def claimed_rank(self) -> int | None:
         """The rank, where its files are claimed."""
-        return self._claimed[1].rank if self._claimed else None
+        return None if self._recorder is None else self._recorder.who.rank
 
     def update_rank(self) -> None:
         """Write who the rank is once more, when its device is known."""
-        recorder, rank = self.claim_files()
-        rank = describe_rank(rank.rank, rank.world_size, self._config.run_id)
-        self._claimed = recorder, rank
-        recorder.replace(wire.RANK_FILE, to_line(rank))
+        recorder = self.claim()
+        recorder.who = describe_rank(recorder.who.rank, recorder.who.world_size, self._config.run_id)
+        recorder.replace(wire.RANK_FILE, to_line(recorder.who))
 
     def take_news(self) -> tuple[int, Mapping[str, object] | None]:
         """What the thread did that writes records; see LateWriter."""
-        return (0, None) if self._claimed is None else self._claimed[0].late.take_news()
+        return (0, None) if self._recorder is None else self._recorder.late.take_news()
 
     def close(self) -> None:
         """Write what waits to be written. Raises OSError: the disk is full or gone."""
-        if self._claimed is not None:
-            self._claimed[0].late.close()
+        if self._recorder is not None:
+            self._recorder.late.close()
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
         text = redact_text(text)  # it may quote an error, and that a path or an address
-        if self._claimed is None:
+        if self._recorder is None:
             self._notes.append(text)
             return
         try:
-            self._claimed[0].append(wire.EVENTS_FILE, NoteRecord(text))
+            self._recorder.append(wire.EVENTS_FILE, NoteRecord(text))
         except OSError:
             write_message(text)
 

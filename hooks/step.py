@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Token ids have a dimension of samples and one of positions.
-_DIMENSIONS_OF_IDS = 2
+DIMENSIONS_OF_IDS = 2
 #: Levels of sequences and mappings around a batch that are looked into.
 _DEEPEST = 2
 #: A step is long where it takes longer than usual by this part of that, as a power of two.
@@ -36,7 +36,7 @@ class BatchWork(NamedTuple):
         shape = () if batch is None or batch.is_nested else batch.shape
         if not shape:
             return self
-        are_ids = len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point()
+        are_ids = len(shape) == DIMENSIONS_OF_IDS and not batch.is_floating_point()
         return BatchWork(self.samples + shape[0], self.tokens + (shape[0] * shape[1] if are_ids else 0))
 
 
@@ -95,15 +95,15 @@ class StepAccumulator:
         return bool(self.has_cleared or self.has_loader or self.micro_batches or self.passes or has_pipelined)
 
     def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """Count one micro-batch by the first tensor among the inputs."""
+        """Count one micro-batch by its token ids, else by the first tensor among the inputs."""
         first: Any = args[0] if args and not kwargs else None
         if type(first) is not self.tensor_class:
-            first = find_input(args, kwargs)
+            first = find_tensor((kwargs.get("input_ids"), args, kwargs))
         self.micro_batches += 1
         shape = None if first is None or first.is_nested else first.shape
         if shape:
             self.forward_samples += shape[0]
-            if len(shape) == _DIMENSIONS_OF_IDS:
+            if len(shape) == DIMENSIONS_OF_IDS:
                 dtype = first.dtype
                 if dtype is not self.dtype:
                     self.dtype, self.are_ids = dtype, not first.is_floating_point()
@@ -116,14 +116,15 @@ class StepAccumulator:
         self.data_wait_ns += wait_ns
 
     def add_batch(self, batch: Any) -> None:
-        """Count what is in a batch of a data loader."""
+        """Count a batch of a data loader, in the same way."""
         first = batch[0] if type(batch) in _SEQUENCES and batch else batch
         if type(first) is not self.tensor_class:
-            first = find_loaded(batch)
+            ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+            first = find_tensor((ids, batch))
         shape = None if first is None or first.is_nested else first.shape
         if shape:
             self.loaded_samples += shape[0]
-            if len(shape) == _DIMENSIONS_OF_IDS and not first.is_floating_point():
+            if len(shape) == DIMENSIONS_OF_IDS and not first.is_floating_point():
                 self.loaded_tokens += shape[0] * shape[1]
 
     def learn_length(self, wall_ns: int) -> None:
@@ -135,25 +136,9 @@ class StepAccumulator:
         self.long_ns = usual_ns + (usual_ns >> _LONG_SHIFT)
 
 
-def find_input(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-    """The tensor by which what enters a model is counted: its token ids, else the first tensor; None for none."""
-    ids = kwargs.get("input_ids") if kwargs else None
-    return find_tensor((ids, args, kwargs))
-
-
-def find_loaded(batch: Any) -> Any:
-    """The tensor by which a batch of a data loader is counted: its token ids, else the first tensor; None for none."""
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return find_tensor((ids, batch))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, sys.modules["torch"].Tensor)
-
-
 def find_tensor(value: Any, depth: int = _DEEPEST) -> Any:
     """The first tensor among sequences and mappings inside each other; None where there is none."""
-    if _is_tensor(value):
+    if isinstance(value, sys.modules["torch"].Tensor):
         return value
     if depth < 0:
         return None

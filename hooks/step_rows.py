@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from perfscope.hooks.timers.host_counters import HostCounters, RawCounters
 
 _NOTHING: Mapping[str, Any] = {}
-_NOTHING_SPECIAL = (None, None, None, NO_ACTIVITIES, None, False)
 
 
 class Boundary(NamedTuple):
@@ -79,66 +78,48 @@ def make_line(
     ``peaks`` are fields that were read meanwhile; ``counters`` makes differences, in the order of steps.
     """
     first, last = boundaries[0], boundaries[-1]
-    stated, read = last.stated or _NOTHING, peaks or _NOTHING
+    states, read = [each.stated or _NOTHING for each in boundaries], peaks or _NOTHING
+    stated = states[-1]
     host = launcher_ns = None
     if counters is not None:
         host, launcher_ns = counters.to_work(last.counters), counters.to_launcher_delay(last.counters)
     # The end itself may be the first sign: it is read after the moment that counts as the end.
     gap_ns = min(first.sign_ns, first.end_ns) - first.started_ns if first.started_ns and first.sign_ns else 0
     samples, tokens = count_work(boundaries)
-    fields = {
-        "step": step,
-        "end_ns": last.end_ns,
-        "source": last.source,
-        "wall_ns": last.end_ns - last.started_ns if last.started_ns else None,
-        "window": None,
-        "skipped": stated.get("skipped") or None,
-        "micro_batches": stated.get("micro_batches") or last.micro_batches or None,
-        "samples": stated.get("samples") or samples or None,
-        "tokens": stated.get("tokens") or tokens or None,
-        "global_samples": stated.get("global_samples"),
-        "data_wait_ns": last.data_wait_ns,
-        "save_ns": None,
-        "draining": None,
-        "no_grad_ns": None,
-        "gap_ns": gap_ns if gap_ns > 0 else None,
-        "spans": None,
-        "hook_ns": last.hook_ns,
-        "loss_scale": stated.get("loss_scale"),
-        "iteration": stated.get("iteration"),
-        "memory_peak_bytes": read.get("memory_peak_bytes"),
-        "boundaries": None,
-        "alloc_retries": read.get("alloc_retries"),
-        "device_allocs": read.get("device_allocs"),
-        "probe": read.get("probe"),
-        "host": host,
-        "launcher_delay_ns": launcher_ns,
-        "waits": to_waits(last.waits),
-    }
-    if len(boundaries) > 1 or last[-len(_NOTHING_SPECIAL) :] != _NOTHING_SPECIAL:
-        fields |= _add_up(boundaries)
-    return to_json_line(fields)
-
-
-def _add_up(boundaries: Sequence[Boundary]) -> dict[str, Any]:
-    states = [each.stated or _NOTHING for each in boundaries]
-    walls_ns = [each.wall_ns for each in boundaries]
+    walls_ns = [wall_ns for each in boundaries if (wall_ns := each.wall_ns) is not None]
     data_waits_ns = [each.data_wait_ns for each in boundaries if each.data_wait_ns is not None]
     waits = [found for each in boundaries if (found := to_waits(each.waits)) is not None]
-    return {
-        "wall_ns": None if None in walls_ns else sum(known for known in walls_ns if known is not None),
-        "window": next((each.window for each in boundaries if each.window), None),
-        "skipped": any(stated.get("skipped") for stated in states) or None,
-        "micro_batches": states[-1].get("micro_batches") or sum(each.micro_batches for each in boundaries) or None,
-        "data_wait_ns": sum(data_waits_ns) if data_waits_ns else None,
-        "save_ns": sum(each.save_ns or 0 for each in boundaries) or None,
-        "draining": any(each.draining for each in boundaries) or None,
-        "no_grad_ns": sum(each.activities.no_grad_ns for each in boundaries) or None,
-        "spans": tuple(span for each in boundaries for span in each.activities.spans) or None,
-        "hook_ns": sum(each.hook_ns for each in boundaries),
-        "boundaries": len(boundaries) if len(boundaries) > 1 else None,
-        "waits": HostWaits(*map(sum, zip(*waits, strict=True))) if waits else None,
-    }
+    return to_json_line(
+        {
+            "step": step,
+            "end_ns": last.end_ns,
+            "source": last.source,
+            "wall_ns": sum(walls_ns) if len(walls_ns) == len(boundaries) else None,
+            "window": next((each.window for each in boundaries if each.window), None),
+            "skipped": any(each.get("skipped") for each in states) or None,
+            "micro_batches": stated.get("micro_batches") or sum(each.micro_batches for each in boundaries) or None,
+            "samples": stated.get("samples") or samples or None,
+            "tokens": stated.get("tokens") or tokens or None,
+            "global_samples": stated.get("global_samples"),
+            "data_wait_ns": sum(data_waits_ns) if data_waits_ns else None,
+            "save_ns": sum(each.save_ns or 0 for each in boundaries) or None,
+            "draining": any(each.draining for each in boundaries) or None,
+            "no_grad_ns": sum(each.activities.no_grad_ns for each in boundaries) or None,
+            "gap_ns": gap_ns if gap_ns > 0 else None,
+            "spans": tuple(span for each in boundaries for span in each.activities.spans) or None,
+            "hook_ns": sum(each.hook_ns for each in boundaries),
+            "loss_scale": stated.get("loss_scale"),
+            "iteration": stated.get("iteration"),
+            "memory_peak_bytes": read.get("memory_peak_bytes"),
+            "boundaries": len(boundaries) if len(boundaries) > 1 else None,
+            "alloc_retries": read.get("alloc_retries"),
+            "device_allocs": read.get("device_allocs"),
+            "probe": read.get("probe"),
+            "host": host,
+            "launcher_delay_ns": launcher_ns,
+            "waits": HostWaits(*map(sum, zip(*waits, strict=True))) if waits else None,
+        }
+    )
 
 
 def count_work(boundaries: Sequence[Boundary]) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: So many steps are read one after another.
-_FIRST_READS = 4
+from perfscope.hooks.introspection import FIRST_LOOKS
+
 #: Counts since the start, and torch's names of them; old versions have not both.
 _COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc")
 
@@ -22,9 +22,6 @@ class DevicePeaks:
     """Reads the peaks of the devices that this process uses; where it uses several, the largest one.
 
     The nested counters are read once per device, because flattening them takes longer than reading them.
-
-    Attributes:
-        is_read_beside: Whether the first steps were read.
     """
 
     is_read_beside: bool = False
@@ -34,7 +31,7 @@ class DevicePeaks:
     def read_at_step(self) -> dict[str, int]:
         """Read the peaks at the end of one of the first steps."""
         peaks = self._read_peaks()
-        self.is_read_beside = self._reads >= _FIRST_READS
+        self.is_read_beside = self._reads >= FIRST_LOOKS
         return peaks
 
     def read_beside(self) -> dict[str, int]:
@@ -42,7 +39,6 @@ class DevicePeaks:
         return self._read_peaks() if self.is_read_beside else {}
 
     def _read_peaks(self) -> dict[str, int]:
-        """The peaks and counts of ``StepRecord`` since the start; empty before a device is used."""
         self._reads += 1
         cuda = sys.modules["torch"].cuda
         if not cuda.is_initialized():

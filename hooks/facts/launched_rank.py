@@ -51,7 +51,6 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def _rpc_agent() -> Any:
-    """Torch's RPC agent, where this process is an RPC worker."""
     api = sys.modules.get("torch.distributed.rpc.api")
     return api._get_current_rpc_agent() if api is not None and api._is_current_rpc_agent_set() else None
 
@@ -78,14 +77,9 @@ def _read_variable(names: tuple[str, ...], default: int) -> int:
     return default
 
 
-def note_torch_loaded() -> None:
-    """The module torch was executed."""
-    _moments.setdefault("torch_loaded_ns", time.monotonic_ns())
-
-
-def note_hooked() -> None:
-    """Training called a hook for the first time."""
-    _moments.setdefault("hooked_ns", time.monotonic_ns())
+def note_moment(field: str) -> None:
+    """Something of RankRecord happened for the first time: torch was executed, or training called a hook."""
+    _moments.setdefault(field, time.monotonic_ns())
 
 
 def describe_startup() -> dict[str, Any]:
@@ -97,9 +91,7 @@ def describe_startup() -> dict[str, Any]:
 def read_start_ns() -> int | None:
     """When this process was started, on the monotonic clock; None where the system does not say.
 
-    Raises:
-        OSError: There is no /proc.
-        ValueError: It is written in another way.
+    Raises OSError or ValueError: there is no /proc, or it is written in another way.
     """
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])

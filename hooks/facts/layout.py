@@ -29,14 +29,7 @@ _STYLES = "torch.distributed.tensor.parallel."
 
 
 class RankLayout:
-    """One rank's position.
-
-    Args:
-        rank, world_size: The rank, and how many there are.
-
-    Attributes:
-        position: Both.
-    """
+    """The position of one of ``world_size`` ranks; ``position`` is both numbers."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.position = rank, world_size

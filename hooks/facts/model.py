@@ -25,8 +25,8 @@ from perfscope.hooks.facts.secrets import redact_facts
 from perfscope.wire.model import IN_USE, ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
-_LONGEST_TEXT = 100
-_LONGEST_LIST = 256
+#: Of a text and of a list.
+_LONGEST = 256
 #: Objects inside objects of a configuration are read to this depth.
 _NESTING = 2
 #: Wrappers around a module keep it under one of these names.
@@ -44,12 +44,9 @@ _tensor_meshes: list[Any] = []
 
 
 def describe_model(*parts: Any, config: dict[str, Any] | None = None) -> ModelRecord:
-    """Describe a module that is trained.
+    """Describe a module that is trained, or a wrapper around it; several where a rank holds parts of one model.
 
-    Args:
-        parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
-            several parts of one model.
-        config: The framework's own configuration of the model; it takes precedence over the module's.
+    ``config`` is the framework's own configuration of the model; it takes precedence over the module's.
     """
     weights = _grouped(itertools.chain.from_iterable(_named_weights(part) for part in parts))
     module = _unwrapped(parts[0])
@@ -66,7 +63,6 @@ def describe_model(*parts: Any, config: dict[str, Any] | None = None) -> ModelRe
 
 
 def _unwrapped(module: Any) -> Any:
-    """The model inside wrappers that hold nothing but it."""
     for _ in range(8):
         inner = next((child for name in _WRAPPED if (child := module._modules.get(name)) is not None), None)
         if inner is None or len(module._modules) != 1:
@@ -163,7 +159,7 @@ def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
 def _is_part(value: object, config: object) -> bool:
     """Whether an object belongs to a configuration: a small mapping, a dataclass, or of the same package; no module."""
     if isinstance(value, dict):
-        return len(value) <= _LONGEST_LIST
+        return len(value) <= _LONGEST
     package, of_config = (str(type(each).__module__).partition(".")[0] for each in (value, config))
     names = {name for base in type(value).__mro__ for name in vars(base)}
     return ("__dataclass_fields__" in names or package == of_config != "builtins") and "named_parameters" not in names
@@ -172,22 +168,21 @@ def _is_part(value: object, config: object) -> bool:
 def _is_plain(value: object) -> bool:
     """Whether a value is a number, a short text without a slash, or a short list of numbers."""
     if isinstance(value, (list, tuple)):
-        return len(value) <= _LONGEST_LIST and all(isinstance(item, (int, float, bool)) for item in value)
+        return len(value) <= _LONGEST and all(isinstance(item, (int, float, bool)) for item in value)
     if isinstance(value, str):
-        return len(value) <= _LONGEST_TEXT and "/" not in value
+        return len(value) <= _LONGEST and "/" not in value
     return value is None or isinstance(value, (int, float, bool))
 
 
 def _is_list_of_names(value: object) -> bool:
     return (
         isinstance(value, (list, tuple))
-        and len(value) <= _LONGEST_LIST
+        and len(value) <= _LONGEST
         and all(isinstance(item, str) and item.isidentifier() for item in value)
     )
 
 
 def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
-    """The type of most elements."""
     elements: dict[str, int] = {}
     for weight in weights:
         elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.elements
@@ -287,15 +282,7 @@ def _placements(parameter: Any) -> list[tuple[int, int, Any]]:
 
 
 class FlatPart(NamedTuple):
-    """A parameter that FSDP 1 keeps as a piece of a flat one.
-
-    Attributes:
-        name: Its name in the whole model.
-        owner: The module that it belongs to.
-        shape: Its whole shape.
-        dtype: Its type.
-        requires_grad: Whether it has a gradient.
-    """
+    """A parameter that FSDP 1 keeps as a piece of a flat one, with its name and shape in the whole model."""
 
     name: str
     owner: Any
@@ -308,15 +295,10 @@ def flat_parameters(module: Any) -> Iterator[FlatPart]:
     """The original parameters inside the flat ones of FSDP 1, which store their names and shapes."""
     for prefix, part in named_modules(module):
         flat: Any = getattr(getattr(part, "_handle", None), "flat_param", None)
-        for info, name, shape in _flattened(flat):
+        pieces = () if flat is None else zip(flat._param_infos, flat._fqns, flat._shapes, strict=True)
+        for info, name, shape in pieces:
             full = f"{prefix}.{name}" if prefix else name
             yield FlatPart(full.replace(_FSDP1, ""), info.module, tuple(shape), flat.dtype, flat.requires_grad)
-
-
-def _flattened(flat: Any) -> Iterable[tuple[Any, str, Any]]:
-    if flat is None:
-        return ()
-    return zip(flat._param_infos, flat._fqns, flat._shapes, strict=True)
 
 
 def unflattened_parameters(module: Any) -> Iterator[tuple[str, Any]]:

@@ -72,7 +72,6 @@ def find_model(torch: Any, optimizer: Any) -> list[Any]:
 
 
 def _count(module: Any, parameters: set[int]) -> int:
-    """How many of the parameters, by their ids, a module holds."""
     return sum(id(parameter) in parameters for _, parameter in named_parameters(module))
 
 
@@ -113,7 +112,6 @@ class WatchedCalls:
         original: Its ``__call__`` before it was wrapped.
         call: The same, where it is the class's own; None where the class inherits it from ``base``. It is
             then looked up in each step, because marks of modules are put around it while a window is open.
-        is_output_wanted: Whether further outputs are wanted.
     """
 
     def __init__(
@@ -176,9 +174,7 @@ def _wrap_calls(owner: Any, watched: WatchedCalls) -> None:
 class ModelWatch:
     """The model of one process; nothing of it is kept alive.
 
-    Attributes:
-        uncounted: Why the calls of the model are not reported; empty where they are.
-        precision: What is seen of the type that it computes in.
+    ``uncounted`` says why its calls are not reported; it is empty where they are.
     """
 
     def __init__(self) -> None:
@@ -216,8 +212,10 @@ class ModelWatch:
 
     def trained(self) -> tuple[list[object], list[object]]:
         """The parts of the model and the optimizers, as far as they are known and alive."""
-        parts = [part for reference in self._parts if (part := reference()) is not None]
-        return parts, [] if self.optimizer is None else [self.optimizer]
+        return self._living_parts(), [] if self.optimizer is None else [self.optimizer]
+
+    def _living_parts(self) -> list[Any]:
+        return [part for reference in self._parts if (part := reference()) is not None]
 
     def on_recompute(self) -> None:
         """A part of the model runs so that its activations are recomputed."""
@@ -227,25 +225,23 @@ class ModelWatch:
         """Describe the model; if no framework named it, search for it and report its calls from then on."""
         if not self._parts:
             self._search(on_call, on_output)
-        parts = [part for reference in self._parts if (part := reference()) is not None]
+        parts = self._living_parts()
         if not parts:
             return None
-        torch = sys.modules["torch"]
         described = describe_model(*parts, config=self._config)
-        precision = self.precision.record(torch, tuple(parts))
-        optimizer = self._optimizer() if self._optimizer else None
+        precision = self.precision.record(sys.modules["torch"], tuple(parts))
         return replace(
             described,
             compute_dtype=precision.autocast,
             precision=precision,
             checkpointing=described.checkpointing or (IN_USE if self._is_recomputed else None),
             zero_stage=_FULLY_SHARDED if self._zero_stage is None and _is_sharded(parts) else self._zero_stage,
-            optimizer=None if optimizer is None else type(optimizer).__name__,
+            optimizer=None if self.optimizer is None else type(self.optimizer).__name__,
         )
 
     def _search(self, on_call: ModelCall, on_output: ModelOutput) -> None:
-        optimizer = self._optimizer() if self._optimizer else None
-        chain = find_model(sys.modules["torch"], optimizer) if optimizer is not None else []
+        optimizer = self.optimizer
+        chain = [] if optimizer is None else find_model(sys.modules["torch"], optimizer)
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
@@ -255,6 +251,5 @@ class ModelWatch:
 
 
 def _is_sharded(parts: Sequence[Any]) -> bool:
-    """Whether PyTorch's FSDP, of either kind, shards a part of the model."""
     classes = {type(module) for part in parts for _, module in named_modules(part)}
     return any(base.__name__ in _SHARDED_BY for module_class in classes for base in module_class.__mro__)

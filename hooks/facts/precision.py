@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.introspection import FIRST_LOOKS
 from perfscope.wire.model import PrecisionRecord
 
 DTYPE_NAMES = {
@@ -24,8 +25,6 @@ DTYPE_NAMES = {
     "torch.float8_e4m3fn": "fp8",
     "torch.float8_e5m2": "fp8",
 }
-#: Forward passes that are looked at, at most.
-_LOOKS = 4
 #: Nodes of one graph that are looked at, at most, which takes some milliseconds in one step.
 _MOST_NODES = 2000
 #: Operators that multiply, by the names of their nodes; modules of Megatron and Transformer Engine have nodes as well.
@@ -42,12 +41,13 @@ class PrecisionWatch:
     """What the first forward passes of a process show.
 
     Attributes:
+        engine: The type that a framework's engine is configured to compute in.
         has_entered: Whether further forward passes would show nothing new of autocast.
     """
 
     def __init__(self) -> None:
         self._autocast: str | None = None
-        self._engine: str | None = None
+        self.engine: str | None = None
         self._products: dict[str, int] = {}
         self._entries = 0
         self.has_entered = False
@@ -56,15 +56,11 @@ class PrecisionWatch:
     @property
     def is_settled(self) -> bool:
         """Whether an output showed in what its model multiplies, or as many as are looked at did not."""
-        return bool(self._products) or self._outputs >= _LOOKS
-
-    def set_engine(self, dtype: str | None) -> None:
-        """The type that a framework's engine is configured to compute in."""
-        self._engine = dtype
+        return bool(self._products) or self._outputs >= FIRST_LOOKS
 
     def on_forward(self) -> bool:
         """The model is about to run; True where autocast was seen by that."""
-        if self._autocast is not None or self._entries >= _LOOKS:
+        if self._autocast is not None or self._entries >= FIRST_LOOKS:
             self.has_entered = True
             return False
         self._entries += 1
@@ -85,7 +81,7 @@ class PrecisionWatch:
             products=self._products,
             autocast=self._autocast,
             policy=value_or_none(lambda: _fsdp_dtype(parts)),
-            engine=self._engine,
+            engine=self.engine,
             fp8=value_or_none(lambda: _fp8_library(parts)),
             float32=value_or_none(lambda: float32_products(torch)),
         )
@@ -164,7 +160,7 @@ def _first_tensor(output: object, depth: int = 4) -> Any:
 
 
 def _fsdp_dtype(parts: tuple[Any, ...]) -> str | None:
-    """The type that FSDP's mixed precision casts the parameters of the most modules to before they are used."""
+    """The type that FSDP's mixed precision casts the parameters of the most modules to."""
     counts: dict[str, int] = {}
     for module in (module for part in parts for module in part.modules()):
         policy = getattr(module, "mixed_precision", None)

@@ -107,12 +107,10 @@ def redact_value(value: str) -> str:
     value = _URL_USER.sub(rf"\1{REDACTED}@", value)
     value = _URL_QUERY.sub(rf"\1{REDACTED}", value)
     value = _AUTHORIZATION.sub(REDACTED, value)
-    value = _SETTING.sub(
-        lambda setting: f"{setting[1]}={REDACTED}" if _is_secret_name(setting[1]) else setting[0], value
-    )
-    value = _QUOTED_VALUE.sub(
-        lambda setting: f"{setting[1]}={REDACTED}" if _is_secret_name(setting[1]) else setting[0], value
-    )
+    for settings in (_SETTING, _QUOTED_VALUE):
+        value = settings.sub(
+            lambda setting: f"{setting[1]}={REDACTED}" if _is_secret_name(setting[1]) else setting[0], value
+        )
     value = _NAMED_VALUE.sub(_without_secret, value)
     return _SECRET_VALUE.sub(REDACTED, value)
 

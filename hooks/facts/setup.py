@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from perfscope.hooks.step import DIMENSIONS_OF_IDS
 from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord, SetupRecord
 
 _FRAMEWORKS = {
@@ -22,12 +23,11 @@ _FRAMEWORKS = {
 }
 #: Masks that say where a batch holds padding, and whether they are true there.
 _MASKS = {"attention_mask": False, "src_key_padding_mask": True, "padding_mask": True}
-_DIMENSIONS_OF_MASK = 2
 _PLAIN = (bool, int, float, str)
 
 
 class SetupWatch:
-    """The set-up of one process."""
+    """How the model of this process is trained."""
 
     def __init__(self) -> None:
         self._loaders: dict[tuple[int, bool, int | None, bool], int] = {}
@@ -69,7 +69,7 @@ class SetupWatch:
             return
         for name, is_true_at_padding in _MASKS.items():
             mask: Any = batch.get(name)
-            if getattr(mask, "ndim", 0) != _DIMENSIONS_OF_MASK or str(getattr(mask, "device", "")) != "cpu":
+            if getattr(mask, "ndim", 0) != DIMENSIONS_OF_IDS or str(getattr(mask, "device", "")) != "cpu":
                 continue
             values = mask.numpy()  # numpy's sum is no operator of torch, which a trace would show
             present = int((values != 0).sum())

@@ -66,7 +66,6 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
 
 
 def _read_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
-    """What an engine states of the step that it completed; see ``Capture.on_step_end``."""
     facts: dict[str, Any] = {"skipped": getattr(engine, "skipped_steps", None) != skipped_steps}
     try:
         samples = engine.train_batch_size()
@@ -81,14 +80,12 @@ def _read_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
 
 
 def _compute_dtype(engine: Any) -> str | None:
-    """The type that the engine casts the model or its operators to; None where this version does not say it."""
     if _call(engine, "torch_autocast_enabled"):
         return dtype_name(_call(engine, "torch_autocast_dtype"))
     return next((dtype for name, dtype in _ENABLED.items() if _call(engine, name)), None)
 
 
 def _options(engine: Any) -> dict[str, object]:
-    """The options of ZeRO and of micro-batches, by the names of DeepSpeed's configuration; empty where it has none."""
     config = getattr(engine, "_config", None)
     zero = getattr(config, "zero_config", None)
     options = {name: getattr(zero, name, None) for name in _ZERO_OPTIONS}
@@ -104,7 +101,6 @@ def _call(engine: Any, name: str) -> object:
 
 
 def _report_groups(capture: Capture, engine: Any) -> None:
-    """Report the groups of an engine: its replicas, tensor parallelism that the script does, and its experts."""
     group = getattr(engine, "data_parallel_group", None)
     if group is not None:
         capture.set_axis_group("dp", group)
@@ -192,7 +188,6 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
 
 
 def _checkpoint_folder(engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The folder that ``save_checkpoint(save_dir, tag)`` writes to."""
     folder: Any = kwargs.get("save_dir", args[0] if args else None)
     tag = kwargs.get("tag", args[1] if len(args) > 1 else None)
     return os.path.join(folder, f"global_step{engine.global_steps}" if tag is None else str(tag))

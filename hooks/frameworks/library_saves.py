@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _time_folders(
     owner: Any, capture: Capture, source: str, writes: Callable[..., object], folders: Mapping[str, Callable[..., Any]]
 ) -> None:
-    """Time functions that save into a folder: the arguments tell the folder, and whether this rank writes to it."""
+    """Time functions whose arguments tell the folder that they save into, and whether this rank writes to it."""
 
     def hook(find_folder: Callable[..., Any]) -> SaveHook:
         def save(timer: SaveTimer, *args: object, **kwargs: object) -> RunningHook:
@@ -107,7 +107,7 @@ def patch_safetensors(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_lightning_trainer(module: ModuleType, capture: Capture) -> None:
-    """Time ``Trainer.save_checkpoint``, which ModelCheckpoint calls, too, on every rank."""
+    """Time ``Trainer.save_checkpoint``, which every rank calls."""
 
     def save_checkpoint(timer: SaveTimer, trainer: Any, *args: object, **kwargs: object) -> RunningHook:
         path = kwargs.get("filepath", args[0] if args else None)

@@ -17,7 +17,6 @@ from perfscope.hooks.frameworks.torch_saves import report_results
 from perfscope.hooks.frameworks.wrapping import (
     argument,
     count_forwards,
-    parameter_names,
     time_calls,
     time_passes,
     whole_number,
@@ -48,7 +47,7 @@ _MODEL_ARGUMENTS = (
     "seq_length", "sequence_parallel", "swiglu", "untie_embeddings_and_output_weights", "use_distributed_optimizer",
     "v_head_dim", "vocab_size",
 )  # fmt: skip
-#: Where ``train_step`` returns at least so many values, this one says that training exits before the update.
+#: Where ``train_step`` returns so many values, this one says that the rerun state machine exits before the update.
 _VALUES_WITH_EXIT, _SHOULD_EXIT = 7, 3
 
 
@@ -74,12 +73,10 @@ def patch_training(module: Any, capture: Capture) -> None:
 
 
 def _exits_before_update(result: object) -> bool:
-    """Whether the rerun state machine exits before the optimizer's step."""
     return isinstance(result, tuple) and len(result) >= _VALUES_WITH_EXIT and bool(result[_SHOULD_EXIT])
 
 
 def _step_facts(module: Any, result: Any) -> dict[str, Any]:
-    """What Megatron states of the step, as fields of StatedStep; what this version keeps elsewhere is absent."""
     skipped = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     facts: dict[str, Any] = {"skipped": bool(skipped) if isinstance(skipped, (int, bool)) else None}
     arguments = _arguments(module)
@@ -134,7 +131,6 @@ _ALWAYS = ("dp", "pp", "tp")
 
 
 def _layout(state: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """This rank's coordinates and the sizes of its groups."""
     coordinates: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for axis, name in _AXES.items():
@@ -222,9 +218,6 @@ def patch_writer(module: ModuleType, capture: Capture) -> None:
     wrap_saves(module.FileSystemWriterAsync, capture, {"retrieve_write_results": retrieve_write_results})
 
 
-_MAX_PENDING = 4096
-
-
 def patch_schedules(module: Any, capture: Capture) -> None:
     """Time the passes of Megatron-core's schedules, which look these two functions up when they call them.
 
@@ -232,7 +225,7 @@ def patch_schedules(module: Any, capture: Capture) -> None:
     ``backward_step`` does not get its micro-batch as an argument: it gets what a ``forward_step`` returned.
     """
     forward, backward = module.forward_step, module.backward_step
-    passes = _Passes(module.parallel_state, parameter_names(forward))
+    passes = _Passes(module.parallel_state, forward)
 
     def begin_forward(*args: object, **kwargs: object) -> TimedPass | None:
         passes.running = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
@@ -249,9 +242,9 @@ def patch_schedules(module: Any, capture: Capture) -> None:
 class _Passes:
     """Which micro-batch of which chunk a call of Megatron's functions works on."""
 
-    def __init__(self, parallel_state: Any, names: tuple[str, ...]) -> None:
+    def __init__(self, parallel_state: Any, forward: Any) -> None:
         self._state = parallel_state
-        self._names = names
+        self._forward = forward
         self._counts: Counter[int] = Counter()
         #: The forward passes whose backward pass did not come yet, by the tensor that they returned.
         self._pending: dict[int, Mapping[str, int]] = {}
@@ -263,15 +256,16 @@ class _Passes:
         devices = int(self._state.get_pipeline_model_parallel_world_size())
         if devices == 1:
             return None
-        arguments = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if not self._pending:
             self._counts.clear()
-        chunk = whole_number(arguments.get("vp_stage"))
+        chunk = whole_number(argument(self._forward, "vp_stage", args, kwargs))
         if chunk is None:
             chunk = getattr(self._state, "get_virtual_pipeline_model_parallel_rank", lambda: None)() or 0
-        microbatch = whole_number(arguments.get("current_microbatch"))
+        microbatch = whole_number(argument(self._forward, "current_microbatch", args, kwargs))
         if microbatch is None:
             microbatch = self._counts[chunk]
+        if microbatch == chunk == 0:  # a step begins: outputs that no backward pass took are forgotten
+            self._pending.clear()
         self._counts[chunk] += 1
         device = int(self._state.get_pipeline_model_parallel_rank())
         chunks = self._state.get_virtual_pipeline_model_parallel_world_size() or 1
@@ -284,9 +278,7 @@ class _Passes:
         }
 
     def add_forward(self, result: Any) -> None:
-        """Remember what the running pass returned; outputs that no backward pass took are forgotten."""
-        if len(self._pending) >= _MAX_PENDING:
-            self._pending.clear()
+        """Remember what the running pass returned."""
         if self.running is not None:
             self._pending[_tensor_id(result[0] if isinstance(result, tuple) else result)] = self.running
 

@@ -6,20 +6,17 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts.launched_rank import note_torch_loaded
+from perfscope.hooks.facts.launched_rank import note_moment
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import argument, report_first_call, wrap_functions
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.introspection import COMPILER, TRACERS, subclasses
+from perfscope.hooks.introspection import COMPILER, FIRST_LOOKS, TRACERS, subclasses
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
-
-#: So many batches of data loaders are looked at for padding.
-_FIRST_BATCHES = 8
 
 
 def patch_optimizer(module: ModuleType, capture: Capture) -> None:
@@ -59,7 +56,7 @@ def wrap_step(optimizer_class: Any, capture: Capture) -> None:
 
 def patch_torch(_module: ModuleType, _capture: Capture) -> None:
     """Note when torch was loaded: this runs when its own code has run."""
-    note_torch_loaded()
+    note_moment("torch_loaded_ns")
     COMPILER.use_torch()
     TRACERS.use_torch()
 
@@ -117,7 +114,7 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
     """Time every wait for a batch, and for the workers of a loader to start."""
     iterator_class = module._BaseDataLoaderIter
-    first_batches = _FIRST_BATCHES
+    first_batches = FIRST_LOOKS
     original = iterator_class.__next__
 
     @functools.wraps(original)

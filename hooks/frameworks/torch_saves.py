@@ -26,16 +26,24 @@ def patch_torch_save(module: ModuleType, capture: Capture) -> None:
         target = argument(original, "f", args, kwargs)
         if isinstance(target, (io.BytesIO, io.StringIO)):
             return
+        path = value_or_none(lambda: _path(target))
         start = value_or_none(lambda: _position(target))
-        with timer.saving("torch.save", value_or_none(lambda: _path(target))):
+        with timer.saving("torch.save", path):
             yield
-            report_file(timer, target, start)
+            if path is not None and isinstance(target, (str, os.PathLike)):
+                timer.on_file(path)
+                return
+            end = value_or_none(lambda: _position(target))
+            size = None if start is None or end is None or end < start else end - start
+            if path is None or start != 0 or size is None:
+                timer.on_write(size)
+            else:
+                timer.on_file(path, size)
 
     wrap_saves(module, capture, {"save": save})
 
 
 def _path(target: Any) -> str | None:
-    """The path of what ``torch.save`` writes to; None for a file object without one."""
     if isinstance(target, (str, os.PathLike)):
         return os.fspath(target)
     name = getattr(target, "name", None) or getattr(target, "path", None)
@@ -43,25 +51,8 @@ def _path(target: Any) -> str | None:
 
 
 def _position(target: Any) -> int | None:
-    """Where in a file object the next byte goes; 0 for a path; None for an object without a position."""
-    if isinstance(target, (str, os.PathLike)):
-        return 0
     position = target.tell()
     return position if isinstance(position, int) else None
-
-
-def report_file(timer: SaveTimer, target: Any, start: int | None = 0) -> None:
-    """Report what was written: to a path, or to a file object from the position ``start`` on."""
-    path = value_or_none(lambda: _path(target))
-    if isinstance(target, (str, os.PathLike)) and path is not None:
-        timer.on_file(path)
-        return
-    end = value_or_none(lambda: _position(target))
-    size = None if start is None or end is None or end < start else end - start
-    if path is None or start != 0 or size is None:
-        timer.on_write(size)
-    else:
-        timer.on_file(path, size)
 
 
 def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
@@ -87,8 +78,6 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
 
 
 def _time_waits(future: Any, capture: Capture, save: TimedSave) -> None:
-    """Time what training waits for a save by its future."""
-
     def result(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
         return timer.waiting_on(save)
 

@@ -45,7 +45,7 @@ _in_forward: set[int] = set()
 def wrap_functions(owner: Any, capture: Capture, hooks: Mapping[str, Hook]) -> None:
     """Put hooks around functions of a module or class, by their names: around all of them or around none.
 
-    Raises AttributeError: this version of the framework lacks one of the functions.
+    It and what follows raise AttributeError: this version of the framework lacks one of the functions.
     """
     originals = {name: getattr(owner, name) for name in hooks}
     for name, hook in hooks.items():
@@ -56,9 +56,6 @@ def wrap_saves(owner: Any, capture: Capture, hooks: Mapping[str, SaveHook]) -> N
     """Put hooks around functions that save checkpoints; they are passed the timer of saves ahead of the arguments.
 
     A process that only converts checkpoints does not train: where training has not begun, hooks do not run.
-
-    Raises:
-        AttributeError: This version of the framework lacks one of the functions.
     """
     originals = {name: getattr(owner, name) for name in hooks}
     for name, hook in hooks.items():
@@ -71,7 +68,7 @@ def wrap_saves(owner: Any, capture: Capture, hooks: Mapping[str, SaveHook]) -> N
 
 
 def _replace_in_packages(module: Any, name: str, original: object) -> None:
-    """Let the packages around a module name its new function, too, where they were imported before it was wrapped."""
+    """Packages around a module may have imported the function before it was wrapped."""
     package = getattr(module, "__name__", "")
     while "." in package:
         package = package.rpartition(".")[0]
@@ -81,10 +78,7 @@ def _replace_in_packages(module: Any, name: str, original: object) -> None:
 
 
 def report_first_call(owner: Any, name: str, report: Callable[[], object]) -> None:
-    """Call ``report()`` ahead of the first call of a function; it must be guarded itself.
-
-    Raises AttributeError: this version of the framework lacks the function.
-    """
+    """Call ``report()`` ahead of the first call of a function; it must be guarded itself."""
     original = getattr(owner, name)
     is_reported = False
 
@@ -116,7 +110,7 @@ def report_first_outputs(capture: Capture) -> Callable[[object], None]:
 def count_forwards(owner: Any, capture: Capture, is_counted: Callable[[Any], bool] | None = None) -> None:
     """Report the outermost forward passes of modules that wrap a model, each of which is one micro-batch.
 
-    Written by hand: torch.compile must find nothing in it but the original call.
+    torch.compile must find nothing in it but the original call.
     """
     original = owner.forward
     report_output = report_first_outputs(capture)
@@ -143,10 +137,7 @@ def count_forwards(owner: Any, capture: Capture, is_counted: Callable[[Any], boo
 
 
 def time_calls(owner: Any, capture: Capture, kind: str, *names: str) -> None:
-    """Time functions that validate or generate in one call; ``kind`` is that of the span.
-
-    Raises AttributeError: this version of the framework lacks one of the functions.
-    """
+    """Time functions that validate or generate in one call; ``kind`` is that of the span."""
 
     def call(*_args: object, **_kwargs: object) -> RunningHook:
         is_timed = capture.activities.begin_call(kind)
@@ -229,26 +220,18 @@ def time_passes(
 
 
 def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin], *, forward: str) -> None:
-    """Time the passes of methods of a class, by their names: of all of them or of none; ``forward`` runs forward.
-
-    Raises AttributeError: this version of the framework lacks one of them.
-    """
+    """Time the passes of methods of a class, by their names: of all of them or of none; ``forward`` runs forward."""
     originals = {name: getattr(owner, name) for name in begins}
     for name, original in originals.items():
         setattr(owner, name, time_passes(original, capture, begins[name], is_forward=name == forward))
-
-
-def parameter_names(function: Any) -> tuple[str, ...]:
-    """The names of a function's positional parameters; empty where it is not written in Python."""
-    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    return () if code is None else tuple(code.co_varnames[: code.co_argcount])
 
 
 def argument(function: Any, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """One argument of a call by its name, wherever a version of the framework puts it; None where it is absent."""
     if name in kwargs:
         return kwargs[name]
-    names = parameter_names(function)
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
     position = names.index(name) if name in names else len(args)
     return args[position] if position < len(args) else None
 

@@ -491,7 +491,7 @@ class MemoryRecording:
         """The window ends after a step."""
         history = self._window
         if history is not None:
-            self._safely(lambda: history.write(self._files.claim_files()[1].rank, last_step), "is lost")
+            self._safely(lambda: history.write(self._files.claim().who.rank, last_step), "is lost")
             self.discard_window()
 
     def discard_window(self) -> None:
@@ -537,7 +537,7 @@ class MemoryRecording:
             return
 
         def write() -> None:
-            rank = self._files.claim_files()[1].rank
+            rank = self._files.claim().who.rank
             names = history.write(rank, self._step, OUT_OF_MEMORY, request_bytes=int(request_bytes))
             write_message(f"memory ran out in step {self._step}: the allocator's history is in {', '.join(names)}")
 

@@ -134,9 +134,9 @@ class WindowSchedule:
             if is_empty:
                 self._files.note(f"the window {window.steps} is empty: training ended before its first step did")
                 return
-            recorder, rank = self._files.claim_files()
+            recorder = self._files.claim()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.append(wire.EVENTS_FILE, finish(rank, completed_steps, self._files.lines))
+            recorder.append(wire.EVENTS_FILE, finish(recorder.who, completed_steps, self._files.lines))
         except ExportError as error:
             self._say(f"the window {window.steps} is lost: {error}")
         finally:
@@ -284,7 +284,9 @@ class WindowSchedule:
         self._ranges.stop()
         self._memory.forget()
         if self._window is not None:
-            stop_recording(with_stack=self._window.records_stack)
+            sys.modules["torch"]._C._autograd._clear_callbacks()  # the device's part of the profiler is not touched
+            if self._window.records_stack:
+                sys.setprofile(None)
 
     def _profiles_this_rank(self, config: Config) -> bool:
         if config.ranks is None:
@@ -330,10 +332,3 @@ def protect_children(on_fork: Callable[[], None]) -> None:
         call_safely(on_fork)
 
     os.register_at_fork(after_in_child=in_child)
-
-
-def stop_recording(*, with_stack: bool) -> None:
-    """Stop recording in a forked child, whose inherited profiler is active; the device's part of it is not touched."""
-    sys.modules["torch"]._C._autograd._clear_callbacks()
-    if with_stack:
-        sys.setprofile(None)
