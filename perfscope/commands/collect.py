@@ -1,4 +1,4 @@
-"""``perfscope collect``: one run from the parts that hosts without a shared file system, or stores, hold."""
+"""``perfscope collect``: one run from the parts that hosts without a shared file system hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfscope.collect.merge import (
     require_distinct_ranks,
     require_one_run,
 )
-from perfscope.collect.parts import EVERY_RANK, Fetched, RunPart, TraceChoice, Unreachable, fetch, parse_part
+from perfscope.collect.parts import Fetched, RunPart, Unreachable, fetch, parse_part
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.constants import MB
 from perfscope.errors import UsageError
@@ -46,7 +46,7 @@ CollectedPart: TypeAlias = tuple[Fetched, PartFacts | None]
 def collect(
     part_names: Annotated[
         list[str],
-        typer.Argument(metavar="PART...", help="Parts of a run: folders, HOST:PATH over ssh, or URLs of stores."),
+        typer.Argument(metavar="PART...", help="Parts of a run: folders, or HOST:PATH over ssh."),
     ],
     run_dir: Annotated[
         Path, typer.Option("-o", "--output", "--run-dir", help="Folder of the merged run, new or existing.")
@@ -65,7 +65,7 @@ def collect(
         ),
     ] = None,
 ) -> Outcome:
-    """Merge the parts of a run into one folder, from other folders, other hosts and stores.
+    """Merge the parts of a run into one folder, from other folders and other hosts.
 
     A new folder appears when it is complete. An interrupted copy continues when the same command is run again; an
     existing file is never overwritten by a different one.
@@ -80,7 +80,7 @@ def collect(
         )
     work = target if target.exists() else target.with_name(f".{target.name}.collecting")
     work.mkdir(parents=True, exist_ok=True)
-    collected, staged = _fetch_all(parts, work, _choose_traces(traces))
+    collected, staged = _fetch_all(parts, work, _parse_traces(traces))
     if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS_FOLDER).is_dir():
         problems = "; ".join(part.problem for part, _ in collected if part.problem)
         raise Unreachable(f"no part could be copied: {problems}", hint="run the same command again to continue")
@@ -91,17 +91,15 @@ def collect(
     return outcome_of(report, format)
 
 
-def _choose_traces(ranks: str | None) -> TraceChoice | None:
-    """Which traces come along; None where all files do."""
-    if ranks is None:
+def _parse_traces(text: str | None) -> frozenset[int] | None:
+    """The ranks whose traces come along; None for all files."""
+    if text in (None, "all"):
         return None
-    if ranks == "none":
-        return TraceChoice()
-    return TraceChoice(None if ranks == EVERY_RANK else frozenset(parse_ranges(ranks)))
+    return frozenset(() if text == "none" else parse_ranges(text))
 
 
 def _fetch_all(
-    parts: Sequence[RunPart], work: Path, choice: TraceChoice | None
+    parts: Sequence[RunPart], work: Path, ranks: frozenset[int] | None
 ) -> tuple[list[CollectedPart], list[Path]]:
     """Copy every part beside the run; the others are copied where one is unreachable."""
     existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).rglob("*") if path.is_file()]
@@ -112,7 +110,7 @@ def _fetch_all(
         safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", part.name)
         folder = work / _STAGING_FOLDER / f"{safe_name}-{zlib.crc32(part.name.encode()):08x}"
         try:
-            fetched = fetch(part, folder, existing, work, choice)
+            fetched = fetch(part, folder, existing, work, ranks)
         except Unreachable as error:
             collected.append((Fetched(part.name, problem=error.problem), None))
             continue
@@ -147,8 +145,7 @@ def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Pat
 def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[str], run_dir: Path) -> Report:
     missing_ranks = find_missing_ranks(run.processes)
     problems = [part.problem for part, _ in collected if part.problem]
-    lost = [line for part, _ in collected for line in part.lost]
-    warnings = [*problems, *lost, *notes]
+    warnings = [*problems, *notes]
     if missing_ranks:
         world_size = max(process.record.world_size for process in run.processes)
         warnings.append(f"{len(missing_ranks)} of {world_size} ranks are missing: {format_ranges(missing_ranks)}")
@@ -165,7 +162,6 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
                 "copied_files": part.copied_files,
                 "copied_bytes": part.copied_bytes,
                 "left_traces": part.left_traces,
-                "lost": part.lost,
                 "problem": part.problem,
             }
             for part, facts in collected

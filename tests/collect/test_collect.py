@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfscope import wire
+from perfscope.collect.parts import LocalPart
 from perfscope.commands import collect as command
 from perfscope.commands.collect import collect
 from perfscope.errors import PerfscopeError, SourceError
@@ -178,12 +180,28 @@ def test_a_copy_that_was_interrupted_goes_on(
     assert analysis(tmp_path / "whole")["results"]["steps"]["count"] == 10
 
 
-@pytest.mark.parametrize("protocol", ["", "file://"])  # of a folder, and as of a store
+def test_a_file_that_the_job_renames_meanwhile_comes_under_its_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = part(tmp_path / "a", "node1", [0], world_size=1)
+    steps = one / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
+    copy = LocalPart.copy
+
+    def rename_and_copy(self: LocalPart, names: Iterable[str], folder: Path) -> None:
+        if steps.exists():
+            steps.rename(steps.with_name("steps.000001.jsonl"))
+        copy(self, names, folder)
+
+    monkeypatch.setattr(LocalPart, "copy", rename_and_copy)
+    assert bring(one, into=tmp_path / "whole")[0] == 0
+    assert analysis(tmp_path / "whole")["results"]["steps"]["count"] == 10
+
+
 def test_a_disk_that_fills_is_told_and_the_copy_goes_on_when_there_is_room(
-    two: tuple[Path, Path], tmp_path: Path, protocol: str
+    two: tuple[Path, Path], tmp_path: Path
 ) -> None:
     (two[0] / wire.TRACES_FOLDER / "large.pt.trace.json.gz").write_bytes(bytes(20_000))
-    names = [f"{protocol}{part}" for part in two]
+    names = [str(part) for part in two]
     with largest_file(10_000), pytest.raises(SourceError, match="cannot be written: File too large"):
         collect(names, tmp_path / "whole", None, Format.JSON)
     assert not (tmp_path / "whole").exists()
@@ -197,6 +215,7 @@ def test_a_disk_that_fills_is_told_and_the_copy_goes_on_when_there_is_room(
     [
         (["nowhere"], "nowhere is not a folder"),
         (["-oProxyCommand=x:path"], "is not a host"),
+        (["s3://bucket/run"], "is a URL"),
         (["whole"], "is both a part and the merged run"),
         (["empty"], "is not a part of a run"),
     ],

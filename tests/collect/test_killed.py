@@ -82,13 +82,9 @@ def test_a_run_is_complete_after_the_next_collect(tmp_path: Path, prepare: Folde
 
 
 @pytest.mark.parametrize("traces", [None, "1"])
-@pytest.mark.parametrize("protocol", ["", "file://"])  # of a folder, and as of a store
-def test_partials_and_traces_are_complete_after_the_next_collect(
-    tmp_path: Path, traces: str | None, protocol: str
-) -> None:
+def test_partials_and_traces_are_complete_after_the_next_collect(tmp_path: Path, traces: str | None) -> None:
     def work(root: Path) -> None:
-        names = [f"{protocol}{root / name}" for name in ("node1", "node2")]
-        collect(names, root / "run", None, Format.JSON, traces=traces or "none")
+        bring(root, "node1", "node2", traces=traces or "none")
 
     require_same(partials_of_two_hosts, work, tmp_path)
 
