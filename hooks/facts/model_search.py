@@ -236,7 +236,6 @@ class ModelWatch:
             precision=precision,
             checkpointing=described.checkpointing or (IN_USE if self._is_recomputed else None),
             zero_stage=_FULLY_SHARDED if self._zero_stage is None and _is_sharded(parts) else self._zero_stage,
-            optimizer=None if self.optimizer is None else type(self.optimizer).__name__,
         )
 
     def _search(self, on_call: ModelCall, on_output: ModelOutput) -> None:

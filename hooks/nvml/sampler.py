@@ -11,8 +11,8 @@ order::
     {"t_ns", "lost": "GPU-..."}, {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
 A value that a GPU does not report is left out. Calls that take microseconds are made at the user's rate for an hour,
-and then once a second. Counters are read once a second. A week of a node with eight GPUs is two gigabytes of lines, so
-a full file is compressed. This file imports nothing of perfscope, because it runs without perfscope on its path.
+and then once a second. Counters are read once a second. A full file is compressed.
+This file imports nothing of perfscope, because it runs without perfscope on its path.
 """
 
 from __future__ import annotations
@@ -32,21 +32,17 @@ from typing import Any
 Values = dict[str, object]
 
 _NS_PER_S = 1_000_000_000
-_SLOW_PERIOD_NS = _NS_PER_S
 #: A metric rests for so many times as long as it took to be read: each costs 5 % of a processor's time at most.
 _SHORTEST_REST = 20
-#: After an hour once a second is enough: a week of a node's samples is to stay readable.
+#: After an hour once a second is enough: a week of a node with eight GPUs is two gigabytes of lines then.
 _FULL_RATE_NS = 3600 * _NS_PER_S
 _COST_PERIOD_NS = 30 * _NS_PER_S
 #: Bytes of a full file.
 _FULL_BYTES = 4 << 20
-_STDOUT = 1
 #: The sampler ends within this time after its rank.
 _LONGEST_SLEEP_S = 0.5
 _ALLOWED_FAILURES = 10
 _LOST_ERRORS = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "UNINITIALIZED")
-_SM_CLOCK = 1  # NVML_CLOCK_SM
-_GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
 #: The sum over a GPU's NVLinks.
 _ALL_LINKS = 0xFFFFFFFF
 #: Names of the counters here and in NVML. They are counters, so that a sample that is missed loses nothing.
@@ -65,15 +61,7 @@ _SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_S
 
 
 class SampledGpu:
-    """One GPU as the sampler sees it.
-
-    Attributes:
-        handle: NVML's handle.
-        uuid: Its name in the records.
-        is_lost: It fell off the bus, or MIG splits it, and is not read.
-        unsupported: Names of the metrics that it does not report.
-        failures: How often in a row a metric failed, by its name.
-    """
+    """One GPU; it is lost where it fell off the bus, or MIG splits it. Failures of each metric are those in a row."""
 
     def __init__(self, handle: object, uuid: str) -> None:
         self.handle = handle
@@ -94,11 +82,7 @@ class Metric:
 
 
 class Output:
-    """The standard output, and the compressed files that were full, where it is a file.
-
-    Attributes:
-        head: What each file begins with, beside the moment; set by the first line.
-    """
+    """The standard output, and the compressed files that were full, where it is a file. ``head`` begins each file."""
 
     def __init__(self, full_bytes: int = _FULL_BYTES) -> None:
         self.head: Values = {}
@@ -108,24 +92,21 @@ class Output:
     def write(self, record: Values) -> None:
         """Append a line. Raises OSError: the disk is full or gone."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        if os.write(_STDOUT, line) != len(line):
+        if os.write(sys.stdout.fileno(), line) != len(line):
             raise OSError("the disk is full: a line was cut")
         self._bytes += len(line)
 
     def rotate_if_full(self, now: Values) -> None:
-        """Compress what the file holds into HOST.N.jsonl.gz and begin again; where that fails, it goes on growing.
-
-        Args:
-            now: The moment, as in the first line.
-        """
+        """Compress what the file holds into HOST.N.jsonl.gz and begin again; where that fails, it goes on growing."""
         if self._bytes < self._full_bytes:
             return
         self._bytes = 0
         with contextlib.suppress(OSError):
-            if stat.S_ISREG(os.fstat(_STDOUT).st_mode):
-                _compress(os.readlink(f"/proc/self/fd/{_STDOUT}"))
-                os.lseek(_STDOUT, 0, os.SEEK_SET)
-                os.ftruncate(_STDOUT, 0)  # a reader takes the compressed file in place of lines that begin alike
+            stdout = sys.stdout.fileno()
+            if stat.S_ISREG(os.fstat(stdout).st_mode):
+                _compress(os.readlink(f"/proc/self/fd/{stdout}"))
+                os.lseek(stdout, 0, os.SEEK_SET)
+                os.ftruncate(stdout, 0)  # a reader takes the compressed file in place of lines that begin alike
                 self.write({**self.head, **now, "continues": True})
 
 
@@ -170,13 +151,14 @@ class Nvml:
         return devices, descriptions
 
     def read_driver_version(self) -> Values:
-        """Read the driver's version, as a field of the first record."""
+        """A field of the first record."""
         return self._read_supported({"driver": self._pynvml.nvmlSystemGetDriverVersion})
 
-    def is_error(self, error: Exception, names: tuple[str, ...]) -> bool:
-        """Whether NVML failed with one of these error codes."""
-        codes = [getattr(self._pynvml, f"NVML_ERROR_{name}", None) for name in names]
-        return getattr(error, "value", None) in codes
+    def is_lost(self, error: Exception) -> bool:
+        """Whether NVML says that a GPU is gone."""
+        return getattr(error, "value", None) in [
+            getattr(self._pynvml, f"NVML_ERROR_{name}", None) for name in _LOST_ERRORS
+        ]
 
     def make_metrics(self, fast_period_ns: int) -> list[Metric]:
         """Make every metric; power, which is integrated over time, is read first, nearest to the time of the line."""
@@ -184,16 +166,18 @@ class Nvml:
         fast: dict[str, Callable[[SampledGpu], Values]] = {
             "power": lambda device: {"power_mw": pynvml.nvmlDeviceGetPowerUsage(device.handle)},
             "throttle": self._read_throttle_reasons,
-            "clock": lambda device: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(device.handle, _SM_CLOCK)},
+            "clock": lambda device: {
+                "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(device.handle, pynvml.NVML_CLOCK_SM)
+            },
             "utilisation": lambda device: {"gpu_util_percent": pynvml.nvmlDeviceGetUtilizationRates(device.handle).gpu},
             "memory": lambda device: {"memory_used_bytes": pynvml.nvmlDeviceGetMemoryInfo(device.handle).used},
             "temperature": lambda device: {
-                "temperature_c": pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)
+                "temperature_c": pynvml.nvmlDeviceGetTemperature(device.handle, pynvml.NVML_TEMPERATURE_GPU)
             },
         }
         return [
             *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
-            Metric("counters", self._read_counters, max(fast_period_ns, _SLOW_PERIOD_NS)),
+            Metric("counters", self._read_counters, max(fast_period_ns, _NS_PER_S)),
         ]
 
     def _describe_gpu(self, handle: object) -> Values:
@@ -205,7 +189,7 @@ class Nvml:
                 "power_limit_mw": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
                 "power_limit_default_mw": lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle),
                 "memory_total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, _SM_CLOCK),
+                "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
                 "mig": lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == 1,
             }
         )
@@ -302,14 +286,14 @@ def _sample_while(
             output.write({"t_ns": began_ns, **note})
         if began_ns >= full_rate_until_ns:
             for metric in metrics:
-                metric.period_ns = max(metric.period_ns, _SLOW_PERIOD_NS)
+                metric.period_ns = max(metric.period_ns, _NS_PER_S)
         output.rotate_if_full(_now())
         due_ns = min(metric.due_ns for metric in metrics)
         time.sleep(min(_LONGEST_SLEEP_S, max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)))
 
 
 def _read_metric(nvml: Nvml, metric: Metric, devices: list[SampledGpu], values: list[Values]) -> list[Values]:
-    """Read one metric of every GPU into ``values``; returns what is to be noted of it."""
+    """Read one metric of every GPU into ``values``; returns notes."""
     notes: list[Values] = []
     for device, device_values in zip(devices, values, strict=True):
         if device.is_lost or metric.name in device.unsupported:
@@ -321,7 +305,7 @@ def _read_metric(nvml: Nvml, metric: Metric, devices: list[SampledGpu], values: 
             device.unsupported.add(metric.name)
         except nvml.error as error:
             failures = device.failures[metric.name] = device.failures.get(metric.name, 0) + 1
-            if nvml.is_error(error, _LOST_ERRORS):
+            if nvml.is_lost(error):
                 device.is_lost = True
                 notes.append({"lost": device.uuid})
             elif failures >= _ALLOWED_FAILURES:

@@ -25,13 +25,7 @@ _LINES_SUFFIX = ".jsonl"
 
 @dataclass(slots=True)
 class MergePlan:
-    """The changes that merge a part into a run.
-
-    Attributes:
-        renames: Rank folders of the run that get another number, in order.
-        moves: Files of the part that are new, or that replace their own beginning.
-        duplicates: Files of the part that the run has already.
-    """
+    """The changes that merge a part into a run; ``duplicates`` are files of the part that the run has already."""
 
     renames: list[tuple[Path, Path]] = field(default_factory=list)
     moves: list[tuple[Path, Path]] = field(default_factory=list)
@@ -39,14 +33,9 @@ class MergePlan:
 
 
 def plan_merge(staged: Path, run: Path) -> MergePlan:
-    """Plan the merge of a part without writing anything.
+    """Plan the merge of a part, which is staged on the run's file system, without writing anything.
 
-    Args:
-        staged: The part, in a folder of its own on the run's file system.
-        run: The run's folder; it may be empty or hold parts.
-
-    Raises:
-        SourceError: A file differs from the run's file of the same name.
+    Raises SourceError: a file differs from the run's file of the same name.
     """
     plan = MergePlan()
     rank_targets = _plan_ranks(staged / wire.RANKS_FOLDER, run / wire.RANKS_FOLDER, plan)
@@ -81,20 +70,13 @@ def apply_merge(plan: MergePlan) -> None:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a file, or a rank's folder, goes.
-
-    Attributes:
-        path: Its path after the merge.
-        existing: The run's own copy, before folders are renamed; None where it has none.
-        is_newer: Whether the part's copy is a later state of the existing one.
-    """
+    """Where a file or a rank's folder goes; ``existing`` is the run's own copy, before folders are renamed."""
 
     path: Path
     existing: Path | None
     is_newer: bool = False
 
     def below(self, name: Path) -> _Target:
-        """The target of a file in a rank's folder."""
         return _Target(self.path / name, self.existing / name if self.existing else None, self.is_newer)
 
 
@@ -124,13 +106,9 @@ def _plan_ranks(staged: Path, ranks: Path, plan: MergePlan) -> dict[str, _Target
 
 
 def _order(target_of: Mapping[Path, Path], others: Iterator[Path]) -> Iterator[tuple[Path, Path]]:
-    """Renames one after the other, each to a name that is free by then.
+    """Renames one after the other, each to a name that is free by then; ``others`` are for folders that swap names.
 
     Whoever reads the run, or goes on with a merge that was interrupted, finds every folder under a name of its rank.
-
-    Args:
-        target_of: What each folder is to be called.
-        others: Further names, for folders that exchange theirs.
     """
     taken = set(target_of)
     waiting = {folder: target for folder, target in target_of.items() if folder != target}
@@ -147,7 +125,6 @@ def _order(target_of: Mapping[Path, Path], others: Iterator[Path]) -> Iterator[t
 
 
 def _read_processes(ranks: Path) -> dict[int, list[RankProcess]]:
-    """The processes of each rank, by the names of their folders."""
     by_rank: dict[int, list[RankProcess]] = {}
     for folder in sorted(ranks.iterdir()) if ranks.is_dir() else ():
         number = wire.parse_rank_folder(folder.name)
@@ -206,14 +183,7 @@ _RESTART_SLACK_NS = 5 * NS_PER_S
 
 @dataclass(frozen=True)
 class PartFacts:
-    """The processes and the identity of a part.
-
-    Attributes:
-        name: The part's name, as the user typed it.
-        processes: Its processes.
-        run_ids: Ids of the run that its processes and its run.json name.
-        rendezvous: Addresses at which its ranks met, with the number of ranks.
-    """
+    """The processes of a part, the ids of the run that they and run.json name, and where its ranks met."""
 
     name: str
     processes: tuple[RankProcess, ...]
@@ -222,22 +192,20 @@ class PartFacts:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts of its processes."""
+        """Sorted, each once."""
         return sorted({process.record.host for process in self.processes})
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of its processes."""
+        """Sorted, each once."""
         return sorted({process.record.rank for process in self.processes})
 
 
 def read_part_facts(name: str, folder: Path) -> PartFacts:
     """Read the processes and the identity of a part, or of an existing run."""
     ranks = folder / wire.RANKS_FOLDER
-    rank_folders = sorted(path for path in ranks.iterdir() if path.is_dir()) if ranks.is_dir() else []
-    processes = tuple(
-        process for rank_folder in rank_folders if (process := read_rank_process(rank_folder)) is not None
-    )
+    folders = sorted(path for path in ranks.iterdir() if path.is_dir()) if ranks.is_dir() else []
+    processes = tuple(process for path in folders if (process := read_rank_process(path)) is not None)
     run_files = [folder / wire.RUN_FILE, *(folder / wire.HOSTS_FOLDER).glob("*.json")]
     descriptions = [description for path in run_files if (description := read_description(path)) is not None]
     run_ids = {description.run_id for description in descriptions if description.run_id}
@@ -251,13 +219,9 @@ def read_part_facts(name: str, folder: Path) -> PartFacts:
 
 
 def require_one_run(parts: Sequence[PartFacts]) -> list[str]:
-    """Check that all parts belong to one run.
+    """Check that all parts belong to one run; returns what could not be checked, in words.
 
-    Returns:
-        What could not be checked, in words.
-
-    Raises:
-        SourceError: A part belongs to another run.
+    Raises SourceError: a part belongs to another run.
     """
     notes = []
     accepted: list[PartFacts] = []
@@ -290,13 +254,11 @@ def _are_one_run(part: PartFacts, peer: PartFacts) -> bool:
 
 
 def _trained_together(part: PartFacts, peer: PartFacts) -> bool:
-    first_ns, last_ns = _lifetime_ns(part.processes)
-    peer_first_ns, peer_last_ns = _lifetime_ns(peer.processes)
+    (first_ns, last_ns), (peer_first_ns, peer_last_ns) = (
+        (min(process.first_ns for process in one.processes), max(process.last_ns for process in one.processes))
+        for one in (part, peer)
+    )
     return first_ns <= peer_last_ns + _START_SLACK_NS and peer_first_ns <= last_ns + _START_SLACK_NS
-
-
-def _lifetime_ns(processes: Sequence[RankProcess]) -> tuple[int, int]:
-    return min(process.first_ns for process in processes), max(process.last_ns for process in processes)
 
 
 def _describe_identity(part: PartFacts) -> str:
@@ -305,11 +267,7 @@ def _describe_identity(part: PartFacts) -> str:
 
 
 def require_distinct_ranks(processes: Sequence[RankProcess]) -> None:
-    """Check that no rank was two processes at the same time.
-
-    Raises:
-        SourceError: A rank was.
-    """
+    """Raise SourceError where a rank was two processes at the same time."""
     ordered = sorted(processes, key=lambda process: (process.record.rank, process.first_ns))
     for earlier, later in pairwise(ordered):
         if earlier.record.rank == later.record.rank and later.first_ns < earlier.last_ns - _RESTART_SLACK_NS:
@@ -322,7 +280,7 @@ def require_distinct_ranks(processes: Sequence[RankProcess]) -> None:
 
 
 def find_missing_ranks(processes: Sequence[RankProcess]) -> list[int]:
-    """Find the ranks without any process."""
+    """The ranks without any process."""
     if not processes:
         return []
     world_size = max(process.record.world_size for process in processes)
@@ -332,13 +290,7 @@ def find_missing_ranks(processes: Sequence[RankProcess]) -> list[int]:
 def merge_descriptions(staged: Sequence[Path], run: Path, processes: Sequence[RankProcess]) -> None:
     """Write run.json, and hosts/HOST.json for each host where there are several.
 
-    Args:
-        staged: Folders of the parts.
-        run: The run's folder.
-        processes: The run's processes.
-
-    Raises:
-        SourceError: Two descriptions of one host belong to different runs.
+    Raises SourceError: two descriptions of one host belong to different runs.
     """
     paths = [
         *(part / wire.RUN_FILE for part in staged),

@@ -101,7 +101,7 @@ def _parse_traces(text: str | None) -> frozenset[int] | None:
 def _fetch_all(
     parts: Sequence[RunPart], work: Path, ranks: frozenset[int] | None
 ) -> tuple[list[CollectedPart], list[Path]]:
-    """Copy every part beside the run; the others are copied where one is unreachable."""
+    """Copy every part into a folder of the run; the others are copied where one is unreachable."""
     existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).rglob("*") if path.is_file()]
     existing += [name.removesuffix(".gz") for name in existing]
     collected: list[CollectedPart] = []
@@ -120,11 +120,7 @@ def _fetch_all(
 
 
 def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Path) -> list[str]:
-    """Move every part into the run, after a check of all of them.
-
-    Raises:
-        SourceError: They are not of one run, or contradict each other; nothing was moved.
-    """
+    """Move every part into the run. Raises SourceError: they are not of one run; nothing was moved."""
     existing = read_part_facts(work.name, work)
     facts = [facts for _, facts in collected if facts is not None]
     notes = require_one_run([*([existing] if existing.processes or existing.run_ids else []), *facts])
@@ -183,8 +179,7 @@ def _parts_section(collected: Sequence[CollectedPart], run_dir: Path) -> Section
         for part, facts in collected
     ]
     columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
-    next_command = f"`perfscope analyze {shlex.quote(str(run_dir))}` reads the merged run."
-    notes = [next_command]
+    notes = [f"`perfscope analyze {shlex.quote(str(run_dir))}` reads the merged run."]
     left = sum(part.left_traces for part, _ in collected)
     if left:
         stays = "stays where it is" if left == 1 else "stay where they are"

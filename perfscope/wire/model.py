@@ -76,7 +76,6 @@ class ModelRecord:
         checkpointing: Activation checkpointing as the model's settings state it, ``full`` or ``selective``, or
             ``IN_USE`` where it was seen in use; absent where neither is so. How much it recomputes a trace shows.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
-        optimizer: Class of the optimizer that was seen to step first; absent where none was.
         precision: Signs of the type that its products are computed in.
     """
 
@@ -89,5 +88,4 @@ class ModelRecord:
     compute_dtype: str | None = None
     checkpointing: str | None = None
     zero_stage: int | None = None
-    optimizer: str | None = None
     precision: PrecisionRecord | None = None

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from perfscope import wire
-from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.files import open_regular
 from perfscope.sources.runs.records import DAMAGE, require_possible
 from perfscope.tables.columns import Int64, MaskedInt64, join, masked
@@ -59,25 +58,18 @@ class _Gpu(msgspec.Struct):
 
 
 class _SamplerCost(msgspec.Struct):
-    """The cost of the sampler so far."""
-
     cpu_ns: int = 0
     rounds: int = 0
     late: int = 0
 
 
 class _Line(msgspec.Struct):
-    """Any line."""
-
     t_ns: int = 0
     continues: bool = False
     gpus: list[_Gpu] | None = None
     host: str = ""
     note: str = ""
     lost: str = ""
-    slower: str = ""
-    call_ns: int = 0
-    period_ns: int = 0
     sampler: _SamplerCost | None = None
 
 
@@ -100,7 +92,6 @@ class _SampleColumns:
         self._values: list[_Gpu] = []
 
     def add(self, t_ns: int, values: _Gpu) -> None:
-        """Add a sample."""
         self._times.append(t_ns)
         self._values.append(values)
         if len(self._times) >= _CHUNK:
@@ -112,7 +103,6 @@ class _SampleColumns:
         self._times, self._values = [], []
 
     def concatenate(self) -> tuple[Int64, dict[str, MaskedInt64]]:
-        """The times, and the columns by name."""
         self._pack()
         times = np.concatenate([times for times, _ in self._packed])
         parts = zip(*(columns for _, columns in self._packed), strict=True)
@@ -127,14 +117,7 @@ def _column(values: tuple[int | None, ...]) -> MaskedInt64:
 
 @dataclass(slots=True)
 class _Host:
-    """All files of one host, in the order of their first lines.
-
-    Attributes:
-        gpus: The description of each GPU, by its UUID.
-        samples: The samples of each GPU, by its UUID.
-        lost_ns: When a GPU stopped answering, by its UUID.
-        notes: What a reader must know.
-    """
+    """All files of one host, in the order of their first lines; GPUs by their UUIDs."""
 
     gpus: dict[str, _Gpu] = field(default_factory=dict)
     samples: dict[str, _SampleColumns] = field(default_factory=dict)
@@ -143,14 +126,9 @@ class _Host:
 
 
 def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
-    """Read every host's samples.
+    """The samples of a run's GPUs, and notes: hosts without NVML, lost GPUs, the cost of the sampler.
 
-    Args:
-        run: The run's folder.
-        damage: Gets a text for each line that cannot be read.
-
-    Returns:
-        The GPUs; and notes: hosts without NVML, values that are slow to read, the cost of the sampler.
+    ``damage`` gets a text for each line that cannot be read.
     """
     hosts: dict[str, _Host] = {}
     for name, files in _files_of_samplers(run / wire.NVML_FOLDER, damage):
@@ -209,7 +187,6 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
 
 def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
     uuids: list[str] = []
-    slow_values: dict[str, _Line] = {}
     began_ns, cost = 0, None
     for line in lines:
         if line.note:
@@ -217,8 +194,6 @@ def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
         elif line.lost:
             host.lost_ns.setdefault(line.lost, line.t_ns)
             host.notes.append(f"{line.lost} stopped answering NVML")
-        elif line.slower:
-            slow_values[line.slower] = line
         elif line.sampler is not None:
             cost = line
         elif line.gpus is not None and any(gpu.uuid for gpu in line.gpus):
@@ -231,11 +206,6 @@ def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
             for uuid, gpu in zip(uuids, line.gpus, strict=True):
                 if not host.gpus[uuid].mig:  # its values are those of several devices
                     host.samples[uuid].add(line.t_ns, gpu)
-    host.notes += [
-        f"{name}: read only every {line.period_ns / NS_PER_S:.1f} s, because a call takes "
-        f"{line.call_ns / NS_PER_MS:.1f} ms"
-        for name, line in slow_values.items()
-    ]
     if cost is not None and cost.sampler is not None and cost.t_ns > began_ns > 0:
         share = cost.sampler.cpu_ns / (cost.t_ns - began_ns)
         late = f"; {cost.sampler.late} of {cost.sampler.rounds} rounds were late" if cost.sampler.late else ""
