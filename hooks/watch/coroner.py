@@ -1,11 +1,9 @@
 """Writes down in which order the ranks of this node ended, and how, until none is left.
 
 Run by itself: ``python -I -S coroner.py RANKS_FOLDER FOLDER_OF_PYNVML_OR_- PID``. A launcher ends all ranks when one
-fails, so that the first one is the one to look at. This process is no parent of theirs: it is woken by the kernel
-when one ends, and reads how from what the system keeps until the parent asks. Errors of
-GPUs (Xid) are written, too.
-The lines are those of ``perfscope.wire.incidents``; this file imports nothing of perfscope, because it runs without
-it on its path.
+fails, so that the first one is the one to look at. This process is no parent of theirs: the kernel wakes it
+when one ends, and it reads how from what the system keeps until the parent asks. Errors of GPUs (Xid) are written, too.
+The lines are those of ``perfscope.wire.incidents``. This file imports nothing of perfscope, which is not on its path.
 """
 
 from __future__ import annotations
@@ -23,13 +21,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LOOK_MS = 250
 #: Ranks that appear later, as after an elastic restart, are found within this time.
-_SCAN_S = 2.0
-_START_FIELD = 19  # of /proc/PID/stat, behind the name of the program
-_EXIT_CODE_FIELD = 49
+_LOOK_MS = 1000
 _LARGEST_DIFFERENCE_NS = 2 * 10**9
-_XID_EVENT = 8  # nvmlEventTypeXidCriticalError
+#: Of /proc/PID/stat, after the name of the program.
+_FIELDS = {"start": 19, "exit code": 49}
 
 
 class Ranks:
@@ -85,20 +81,20 @@ def _is_same_process(pid: int, started_ns: object) -> bool:
     """Whether a process was started when the record says: numbers of processes differ between containers."""
     if not isinstance(started_ns, int):
         return True
-    ticks = int(_read_stat(pid)[_START_FIELD])
+    ticks = _read_stat(pid, "start")
     suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     return abs(ticks * 10**9 // os.sysconf("SC_CLK_TCK") - suspended_ns - started_ns) < _LARGEST_DIFFERENCE_NS
 
 
-def _read_stat(pid: int) -> list[str]:
+def _read_stat(pid: int, field: str) -> int:
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()
+        return int(file.read().rpartition(")")[2].split()[_FIELDS[field]])
 
 
 def _read_exit_status(pid: int) -> int | None:
     """What ``wait`` will return to the parent; None where the parent was quicker."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(_read_stat(pid)[_EXIT_CODE_FIELD])
+        return _read_stat(pid, "exit code")
     return None
 
 
@@ -127,13 +123,14 @@ class KernelErrors:
             pynvml.nvmlInit()
             events = pynvml.nvmlEventSetCreate()
             for index in range(pynvml.nvmlDeviceGetCount()):
-                pynvml.nvmlDeviceRegisterEvents(pynvml.nvmlDeviceGetHandleByIndex(index), _XID_EVENT, events)
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
         except Exception:  # noqa: BLE001 - of a library of the driver's: there is no GPU, or no such event
             return
         self._pynvml, self._events = pynvml, events
 
     def write_new(self) -> None:
-        """Write the errors that were reported since the last call."""
+        """Write the errors since the last call."""
         while self._events is not None:
             try:
                 event = self._pynvml.nvmlEventSetWait_v2(self._events, 0)
@@ -166,15 +163,10 @@ def main(ranks_folder: str, pynvml_folder: str, starter: int) -> None:
     """Watch the ranks of this node until all have ended, the one that started this process included."""
     ranks, errors, goes_on = Ranks(ranks_folder), KernelErrors(pynvml_folder), watch_process(starter)
     ranks.scan()
-    scan_due_s = time.monotonic() + _SCAN_S
     while ranks.processes or goes_on():
-        if time.monotonic() >= scan_due_s:
-            ranks.scan()
-            scan_due_s = time.monotonic() + _SCAN_S
         ranks.wait()
         errors.write_new()
-        if not ranks.processes:
-            ranks.scan()
+        ranks.scan()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
 """Watches this process's training from the thread that writes records: stalls, failures and requests for windows.
 
-The thread looks every two seconds. A step pays nothing for it: what is asked of training is left where it looks anyway.
-A look sees how many steps are completed and when the last one ended. The mean time of the steps between two looks is
-one measurement.
+The thread looks every two seconds: a step pays nothing for it. Nothing here waits for a device, for another rank or for
+a collective.
 
 What torch and Python keep for a post-mortem is armed where the user has not. torch's Flight Recorder is a ring of the
 last collectives of a process. It reads its environment variables when the first process group is built, so they are set
-right before. Python's faulthandler writes the stacks of a process that dies of a fatal signal; the signal then ends the
-process as it would have.
-
-The record of a stall or a failure is written first, and what may take long or fail comes later. A process that is
-killed meanwhile leaves at least the record. Nothing here waits for a device, for another rank or for a collective.
+right before. Python's faulthandler writes the stacks of a process that dies of a fatal signal.
 """
 
 from __future__ import annotations
@@ -54,8 +49,6 @@ from perfscope.wire.incidents import (
 if TYPE_CHECKING:
     from perfscope.hooks.config import Config
     from perfscope.wire.records import RankRecord
-
-_POINTER_DIGITS = 16
 
 
 class Watch:
@@ -122,7 +115,7 @@ class Watch:
             self._evidence.keep(describe_error(error, self._evidence.count + 1, self._training.steps))
 
     def _on_stall(self, stall: Stall, *, is_first: bool = True) -> None:
-        """Keep what this rank is doing, and let the others do so, too, where it is the first to notice the stall."""
+        """Keep what this rank is doing, first the record, and let the others do so, too, where it is the first."""
         assert self._evidence is not None
         assert self._rank is not None
         thread = self._training.training_thread or threading.main_thread().ident or 0
@@ -133,7 +126,7 @@ class Watch:
             monotonic_ns=time.monotonic_ns(),
             step=self._training.steps,
             idle_ns=stall.idle_ns,
-            training_thread=f"0x{thread:0{_POINTER_DIGITS}x}",
+            training_thread=f"{thread:#018x}",
             source=call_safely(lambda: read_source(thread))[0],
         )
         self._stall_number = record.number
@@ -157,7 +150,6 @@ class Watch:
             )
 
     def _on_request(self, name: str) -> None:
-        """A file has appeared in the folder of requests."""
         if name.startswith(requests.STALL_PREFIX):
             step = name.removeprefix(requests.STALL_PREFIX).partition(".")[0]
             is_current = step.isdigit() and abs(int(step) - self._training.steps) <= 1
@@ -190,12 +182,7 @@ class Stall(NamedTuple):
 
 
 class Progress:
-    """The steps of one process.
-
-    Attributes:
-        is_stalled: Whether they do not go on.
-        limit_ns: After how long without a completed step training is stalled.
-    """
+    """The steps of one process, which is stalled where it completes none for longer than ``limit_ns``."""
 
     def __init__(self, factor: float, shortest_ns: int, now_ns: int) -> None:
         self.is_stalled = False
@@ -211,7 +198,7 @@ class Progress:
         return now_ns - self._moved_ns
 
     def find_stall(self, steps: int, now_ns: int) -> Stall | None:
-        """Look at the steps; a stall is returned once, when it is noticed."""
+        """A stall, once, when it is noticed."""
         idle_ns = self.idle_ns(now_ns)
         if self.is_stalled or idle_ns < self.limit_ns or steps != self._steps:
             return None
@@ -221,11 +208,7 @@ class Progress:
     def advance(self, steps: int, ended_ns: int | None, now_ns: int, *, is_disturbed: bool = False) -> bool:
         """Steps may have been completed since the last look; says whether that ends a stall.
 
-        Args:
-            steps: Completed steps.
-            ended_ns: When the last one ended; None where that is not known.
-            now_ns: The time of the look.
-            is_disturbed: A profiler window is open: these steps are not like others.
+        The mean time of the steps between two looks is one measurement, unless a profiler window disturbs them.
         """
         new = steps - self._steps
         if new <= 0:
@@ -240,36 +223,26 @@ class Progress:
         return was_stalled
 
 
-#: A file that came in the same tick of the file system's clock as the last look does not change the folder's time.
-_COARSEST_CLOCK_NS = 5 * NS_PER_S
-_LARGEST_REQUEST_BYTES = 65536
-
-
 class ControlFolder:
     """The files that have appeared in a folder since the last look; where there is no folder, there are none."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._changed_ns = 0
         self._names: set[str] = set()
 
     def find_new(self) -> list[str]:
         """Names of the files that are new, in their order; hidden ones are still being written."""
         try:
-            changed_ns = os.stat(self.path).st_mtime_ns
+            names = {name for name in os.listdir(self.path) if not name.startswith(".")}
         except OSError:
             return []
-        if changed_ns == self._changed_ns and abs(time.time_ns() - changed_ns) > _COARSEST_CLOCK_NS:
-            return []
-        self._changed_ns = changed_ns
-        names = {name for name in os.listdir(self.path) if not name.startswith(".")}
         new, self._names = names - self._names, names
         return sorted(new)
 
     def read(self, name: str) -> bytes:
         """The content of a file. Raises OSError: it cannot be read."""
         with open(os.path.join(self.path, name), "rb") as file:
-            return file.read(_LARGEST_REQUEST_BYTES)
+            return file.read()
 
 
 def publish(folder: str, name: str, content: bytes) -> bool:
@@ -295,17 +268,13 @@ def publish(folder: str, name: str, content: bytes) -> bool:
 MOST_INCIDENTS = 6
 #: The largest dump of the recorder that is kept.
 _LARGEST_DUMP_BYTES = 16_000_000
-_LONGEST_MESSAGE = 2000
+#: Messages of exceptions may hold a whole batch, and a line of code may be generated.
+_LONGEST_TEXT = 2000
 _MOST_FRAMES = 60
-_LONGEST_LINE = 200
 
 
 class IncidentFiles:
-    """The incidents of one process.
-
-    Attributes:
-        count: How many there were.
-    """
+    """The incidents of one process, of which there were ``count``."""
 
     def __init__(self, folder: str) -> None:
         self.count = 0
@@ -331,7 +300,7 @@ class IncidentFiles:
             self.add(IncidentRecord(**{**vars(record), "missing": missing}))
 
     def add(self, record: IncidentRecord) -> None:
-        """Write a record alone. Raises OSError: the disk is full or gone."""
+        """Write a record alone. Raises OSError."""
         with open(os.path.join(self._folder, INCIDENTS_FILE), "ab", buffering=0) as file:
             file.write(to_incident_line(record))
 
@@ -352,7 +321,7 @@ def read_source(thread: int) -> str | None:
         return None
     with open(frame.f_code.co_filename, "rb") as file:
         line = next(islice(file, frame.f_lineno - 1, None), b"")
-    return redact_text(line.decode(errors="replace").strip()[:_LONGEST_LINE]) or None
+    return redact_text(line.decode(errors="replace").strip()[:_LONGEST_TEXT]) or None
 
 
 def last_error() -> BaseException | None:
@@ -368,20 +337,17 @@ def describe_error(error: BaseException, number: int, step: int) -> IncidentReco
         code = trace.tb_frame.f_code
         frames.append(CodeFrame(code.co_filename, trace.tb_lineno or 0, code.co_name))
         trace = trace.tb_next
+    kind = type(error)
     return IncidentRecord(
         kind=FAILURE,
         number=number,
         wall_ns=time.time_ns(),
         monotonic_ns=time.monotonic_ns(),
         step=step,
-        error=_class_of(error),
-        message=redact_text(str(error)[:_LONGEST_MESSAGE]),
+        error=f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
+        message=redact_text(str(error)[:_LONGEST_TEXT]),
         frames=tuple(frames[-_MOST_FRAMES:]),
     )
-
-
-def _class_of(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
 
 
 #: Collectives that are remembered; an entry takes about 1 kB of memory.
@@ -435,7 +401,7 @@ def dump_recorder() -> dict[str, bytes]:
 
 
 class FaultHandler:
-    """Python's faulthandler, used where the script does not use it."""
+    """Python's faulthandler, where the script does not use it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -444,10 +410,7 @@ class FaultHandler:
         self._enable = faulthandler.enable
 
     def enable(self) -> None:
-        """Write stacks into a file where the process dies of a fatal signal.
-
-        Raises OSError: the file cannot be created.
-        """
+        """Write stacks into a file at a fatal signal. Raises OSError: the file cannot be created."""
         if faulthandler.is_enabled() or resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_FILES:
             return  # it is the script's own, or the script may need every open file
         self._open()
@@ -464,10 +427,7 @@ class FaultHandler:
         self._enable(file=self._file, all_threads=True)
 
     def check_file(self) -> None:
-        """Open the file again where the script closed the descriptor, which may be the script's own file now.
-
-        Raises OSError: the file cannot be opened; nothing is written then.
-        """
+        """Open the file again where the script closed the descriptor, which may be the script's own file now."""
         if self._file is not None and not is_same_file(self._file, self._identity):
             faulthandler.disable()
             self._open()

@@ -20,6 +20,7 @@ from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.constants import NS_PER_S
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import open_regular
+from perfscope.hooks.watch.watch import publish
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.records import DAMAGE, decode_step, read_rank_record
@@ -32,23 +33,19 @@ from perfscope.wire.records import RankRecord, StepRecord
 _R = TypeVar("_R")
 
 #: How much is read of the end of a file.
-MOST_BYTES = 65536
+_MOST_BYTES = 65536
 #: Steps that figures are of.
 RECENT = 100
-#: Ranks that appear later, and the GPUs' names, are looked for in each so many looks.
+#: Ranks that appear later, the GPUs' names and MFU are found out in each so many looks.
 _SCAN_EVERY = 8
-#: MFU is found out again after so many looks.
-_MFU_EVERY = 30
 _STALL_NS = 60 * NS_PER_S
 _STALL_STEPS = 20
-#: What is read of processes that ended at once: each has some kilobytes of its last collectives.
-_MOST_DEATH_BYTES = 1 << 26
 #: A job whose ranks have all ended may start again for so long; then it is over, where nothing noted its end.
 _GONE_NS = 300 * NS_PER_S
 
 
 class GpuValues(msgspec.Struct):
-    """The last sample of one GPU, or its description in the first line; absent values are None."""
+    """The last sample of one GPU, or its description in the first line."""
 
     uuid: str = ""
     name: str = ""
@@ -80,16 +77,9 @@ _decode_answer = msgspec.json.Decoder(requests.WindowAnswer).decode
 
 @dataclass
 class WatchedRank:
-    """One rank; times are in nanoseconds.
+    """One rank, with its last steps, the oldest first, and its answers by the name of the request.
 
-    Attributes:
-        rank: Its number.
-        record: Who it is.
-        steps: Its last steps, the oldest first.
-        has_ended: Whether its process is gone.
-        is_stalled: Whether its own watchdog has noticed a stall.
-        written_ns: When its last steps were written, on the wall clock.
-        answers: What it does about requests for windows, by the name of the request.
+    ``is_stalled`` is what its own watchdog says. ``written_ns`` is when the steps were written, on the wall clock.
     """
 
     rank: int
@@ -102,7 +92,7 @@ class WatchedRank:
 
     @property
     def pace_ns(self) -> float | None:
-        """The median time from the end of one of its last steps to the next one's; None before the second one."""
+        """The median time from the end of one of its last steps to the next one's."""
         times = [
             (later.end_ns - step.end_ns) / (later.step - step.step)
             for step, later in pairwise(self.steps)
@@ -141,12 +131,12 @@ class WatchedGpu:
     values: GpuValues
 
 
-def read_end(path: Path, most_bytes: int = MOST_BYTES) -> list[bytes]:
+def read_end(path: Path) -> list[bytes]:
     """The whole lines at the end of a file; none where it cannot be read."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(begin := max(size - most_bytes, 0))
+            file.seek(begin := max(size - _MOST_BYTES, 0))
             content = file.read(size - begin)
     except OSError:
         return []
@@ -154,7 +144,6 @@ def read_end(path: Path, most_bytes: int = MOST_BYTES) -> list[bytes]:
 
 
 def _decode_all(decode: Callable[[bytes], _R], lines: Iterable[bytes]) -> Iterator[_R]:
-    """The records of lines, without those that are damaged or of a version that is not known."""
     for line in lines:
         try:
             yield decode(line)
@@ -164,7 +153,7 @@ def _decode_all(decode: Callable[[bytes], _R], lines: Iterable[bytes]) -> Iterat
 
 @dataclass
 class _Samples:
-    """The file of a host's GPUs: when it was begun, what it says of them, and their last sample."""
+    """The file of a host's GPUs, their description in it and their last sample."""
 
     path: Path
     began_ns: int
@@ -196,16 +185,7 @@ def _read_first(path: Path) -> _SampleLine:
 
 
 class WatchedJob:
-    """A running job.
-
-    Attributes:
-        path: The run's folder.
-        ranks: Its ranks, by number; of restarted ones the last process.
-        gpus: Its GPUs.
-        exit_status: How the command ended, once it has.
-        wall_ns: When it was last looked at.
-        mfu, mfu_reason: MFU of the last steps; None with the reason.
-    """
+    """A running job, as it was when it was last looked at; ``exit_status`` says how the command ended."""
 
     def __init__(self, path: Path) -> None:
         if not is_run(path):
@@ -215,7 +195,6 @@ class WatchedJob:
         self.wall_ns = time.time_ns()
         self.mfu: float | None = None
         self.mfu_reason = "too few steps"
-        self._mfu_due = 0
         self._by_folder: dict[str, WatchedRank] = {}
         self._dead: set[str] = set()
         self._samples: dict[str, _Samples] = {}  # of each host, the latest
@@ -226,7 +205,7 @@ class WatchedJob:
 
     @property
     def ranks(self) -> dict[int, WatchedRank]:
-        """The ranks, by number."""
+        """The ranks, by number; of restarted ones the last process."""
         by_attempt = sorted(self._by_folder.items(), key=lambda item: wire.parse_rank_folder(item[0]) or (0, 0))
         return {rank.rank: rank for _, rank in by_attempt}
 
@@ -250,20 +229,20 @@ class WatchedJob:
 
     def look(self) -> None:
         """Read what is new."""
-        if self._looks % _SCAN_EVERY == 0:
+        is_due = self._looks % _SCAN_EVERY == 0
+        if is_due:
             self._scan()
         self._looks += 1
         self.wall_ns = time.time_ns()
         has_new = [self._read_rank(name, rank) for name, rank in self._by_folder.items()]
-        if any(has_new):
+        if any(has_new) or is_due:
             run = self._run()
             self._times = None if run is None else analyze(run)
-            if run is not None and self._times is not None and self._times.step_time_s and self._looks >= self._mfu_due:
+            if run is not None and self._times is not None and self._times.step_time_s and is_due:
                 self._find_mfu(run)
-                self._mfu_due = self._looks + _MFU_EVERY
         for path in (self.path / incidents.DEATHS_FOLDER).glob("*.jsonl"):
             if self._is_new(path):  # processes that were killed write no end of their own
-                for death in _decode_all(_decode_death, read_end(path, _MOST_DEATH_BYTES)):
+                for death in _decode_all(_decode_death, read_end(path)):
                     if death.kind == "death" and death.rank >= 0:
                         self._dead.add(wire.rank_folder(death.rank, max(death.attempt, 0)))
         for name in self._dead & self._by_folder.keys():  # a process may die before it is found
@@ -275,7 +254,6 @@ class WatchedJob:
         self._gone_since_ns = (self._gone_since_ns or time.monotonic_ns()) if is_gone else None
 
     def _is_new(self, path: Path) -> bool:
-        """Whether a file is there that is not as it was at the last look."""
         try:
             status = path.stat()
         except OSError:
@@ -286,7 +264,7 @@ class WatchedJob:
         return is_new
 
     def _read_rank(self, name: str, rank: WatchedRank) -> bool:
-        """Read what is new of a rank; return whether there are new steps."""
+        """Whether there are new steps."""
         folder = self.path / wire.RANKS_FOLDER / name
         steps, events, stalls = (
             folder / file for file in (wire.STEPS_FILE, wire.EVENTS_FILE, incidents.INCIDENTS_FILE)
@@ -331,24 +309,13 @@ class WatchedJob:
         return asked
 
     def publish(self, name: str, request: requests.WindowRequest) -> bool:
-        """Write a request, which appears with its whole content; False where there is one of that name.
-
-        Raises:
-            SourceError: The folder cannot be written.
-        """
+        """Write a request; False where there is one of that name. Raises SourceError: the folder cannot be written."""
         control = self.path / incidents.CONTROL_FOLDER
-        hidden = control / f".{name}.{os.getpid()}.tmp"
         try:
             control.mkdir(exist_ok=True)
-            hidden.write_bytes(request.to_json())
-            os.link(hidden, control / name)
-        except FileExistsError:
-            return False
+            return publish(str(control), name, request.to_json())
         except OSError as error:
             raise SourceError(control, f"cannot be written: {error.strerror or error}") from None
-        finally:
-            hidden.unlink(missing_ok=True)
-        return True
 
     def _run(self) -> Run | None:
         """The last steps as those of a finished run; None before the first one, and of damaged ones."""
