@@ -47,20 +47,12 @@ if TYPE_CHECKING:
     #: The model's parts and the optimizers of a process, when they are asked for.
     Trained = Callable[[], tuple[Sequence[object], Sequence[object]]]
 
-#: A run of very many small modules is marked up to here only.
-_MOST_MARKS = 2_000_000
 #: The modules of so many steps before an out-of-memory error are named.
 _KEPT_STEPS = 2
 
 
 class ModuleMarks:
-    """When modules ran forward and steps began, between ``start`` and ``stop``.
-
-    Attributes:
-        times_ns: The wall clock at each mark.
-        signs: What each mark is: ``>``, ``<`` or ``|``.
-        names: The module's path, or the number of the step, of each mark.
-    """
+    """When modules ran forward and steps began: the wall clock, a sign of ``wire.memory``, the module's path or step."""
 
     def __init__(self) -> None:
         self.times_ns: list[int] = []
@@ -86,7 +78,7 @@ class ModuleMarks:
 
     def add(self, sign: str, name: str) -> None:
         """Mark this moment."""
-        if len(self.times_ns) < _MOST_MARKS:
+        if len(self.times_ns) < _MOST_EVENTS:
             self.times_ns.append(time.time_ns())
             self.signs.append(sign)
             self.names.append(name)
@@ -114,7 +106,7 @@ _LONGEST_LIST = 10_000
 
 
 class StorageRole(NamedTuple):
-    """A tensor's storage whose purpose is known: its address and bytes, one of ``wire.memory``'s roles, and a name."""
+    """A tensor's storage whose purpose is known: one of ``wire.memory``'s roles, and a name."""
 
     address: int
     size: int
@@ -162,7 +154,6 @@ def _add_optimizer(roles: dict[int, StorageRole], optimizer: Any, parameters: se
 
 
 def _find_tensors(value: Any, depth: int) -> Iterator[Any]:
-    """The tensors in an attribute: itself, or in lists and dicts inside each other."""
     if hasattr(value, "untyped_storage"):
         yield value
     elif depth and isinstance(value, (list, tuple, dict)) and len(value) <= _LONGEST_LIST:
@@ -171,7 +162,6 @@ def _find_tensors(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _unwrapped(optimizers: Iterable[Any]) -> Iterator[Any]:
-    """The optimizers and those inside them, each once."""
     waiting, seen = list(optimizers), set[int]()
     while waiting:
         optimizer = waiting.pop(0)
@@ -205,7 +195,7 @@ _LIVE = "active_allocated", "active_awaiting_free", "active_pending_free"
 
 
 class SnapshotColumns:
-    """Makes lines of one device's history, a chunk at a time; ``frames`` of a snapshot are lists of dicts."""
+    """Makes lines of one device's history, a chunk at a time."""
 
     def __init__(self) -> None:
         self._texts: dict[str, int] = {}
@@ -317,7 +307,7 @@ def _line(kind: str, **columns: object) -> bytes:
     return json.dumps({"kind": kind, **columns}, separators=(",", ":")).encode() + b"\n"
 
 
-#: Events that torch keeps: a step of a large model has some ten thousand, and each takes some hundred bytes.
+#: Events that torch keeps, and marks: a step of a large model has some ten thousand events of some hundred bytes.
 _MOST_EVENTS = 1_000_000
 _SMALLEST_FREE_BYTES = 64 * MIB
 
@@ -327,11 +317,7 @@ class NoHistory(Exception):
 
 
 class HistoryRecorder:
-    """One recording of the allocator's history.
-
-    Attributes:
-        marks: When modules ran forward and steps began.
-    """
+    """One recording of the allocator's history."""
 
     def __init__(self, run_dir: str, trained: Trained, *, most_events: int = _MOST_EVENTS) -> None:
         self.marks = ModuleMarks()
@@ -344,10 +330,7 @@ class HistoryRecorder:
         self._is_ours = False
 
     def start(self, step: int) -> None:
-        """Begin to record, at the begin of a training step.
-
-        Raises NoHistory: no GPU is in use, or this version of torch does not record.
-        """
+        """Begin to record, at the begin of a step. Raises NoHistory: no GPU is in use, or torch does not record."""
         torch = sys.modules["torch"]
         if not is_in_use(torch):
             raise NoHistory("no GPU is in use, and only the allocator of CUDA has a history")
@@ -372,12 +355,7 @@ class HistoryRecorder:
             sys.modules["torch"].cuda.memory._record_memory_history(None)
 
     def write(self, rank: int, last_step: int, cause: str = WINDOW, *, request_bytes: int | None = None) -> list[str]:
-        """Write what was recorded of each device in use; returns the files' names.
-
-        Raises:
-            NoHistory: The disk is full.
-            OSError: It cannot be written.
-        """
+        """Write what was recorded of each device in use; returns the files' names. Raises NoHistory or OSError."""
         folder = os.path.join(self._run_dir, MEMORY_FOLDER)
         os.makedirs(folder, exist_ok=True)
         if shutil.disk_usage(folder).free < _SMALLEST_FREE_BYTES:
@@ -436,7 +414,6 @@ def _bucket_bytes(parts: Iterable[Any]) -> tuple[int, ...] | None:
 
 
 def _write_lines(path: str, header: MemoryHeader, lines: Iterable[bytes], events: int) -> None:
-    """Write a file under its final name only when it is complete."""
     folder, name = os.path.split(path)
     unfinished = os.path.join(folder, f".tmp-{name}")
     fields = {name: value for name, value in asdict(header).items() if value is not None}
@@ -476,7 +453,7 @@ class MemoryRecording:
         return self._until_error is not None
 
     def start_window(self, step: int) -> None:
-        """A window with operators opens before a step."""
+        """A window opens before a step."""
         if self._config.memory and self._window is None:
             self._window = history = HistoryRecorder(self._config.run_dir, self._trained)
             if not self._safely(lambda: history.start(step), "is not recorded"):
@@ -495,13 +472,13 @@ class MemoryRecording:
             self.discard_window()
 
     def discard_window(self) -> None:
-        """Leave nothing recording that a window began."""
+        """Record nothing more."""
         history, self._window = self._window, None
         if history is not None:
             call_safely(history.stop)
 
     def watch_for_errors(self, step: int) -> None:
-        """Record from here on, where it is wanted, and write what was recorded when memory runs out."""
+        """Record from here on, where it is wanted, until memory runs out."""
         if not self._config.on_oom:
             return
         history = HistoryRecorder(self._config.run_dir, self._trained, most_events=_EVENTS_BEFORE_ERROR)
@@ -512,7 +489,7 @@ class MemoryRecording:
         self._safely(self._attach_observer, "is not written when memory runs out")
 
     def on_any_step(self, step: int) -> None:
-        """A step of the training begins, in a window or not."""
+        """A step begins, in a window or not."""
         self._step = step
         if self._until_error is not None:
             self._until_error.marks.forget_steps()

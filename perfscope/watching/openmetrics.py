@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.constants import NS_PER_S
+from perfscope.constants import KILO, NS_PER_S
 from perfscope.watching.job import WatchedJob
 
-_MW_PER_W = 1000
 _PERCENT = 100
 _COUNTER = "perfscope_steps"
 _Sample = tuple[dict[str, str], float | int | None]
@@ -37,7 +36,7 @@ def to_openmetrics(job: WatchedJob) -> str:
             [(at, _over(gpu.gpu_util_percent, _PERCENT)) for gpu, at in gpus],
         ),
         ("gpu_memory_used_bytes", "bytes", "Memory in use.", [(at, gpu.memory_used_bytes) for gpu, at in gpus]),
-        ("gpu_power_watts", "watts", "Power.", [(at, _over(gpu.power_mw, _MW_PER_W)) for gpu, at in gpus]),
+        ("gpu_power_watts", "watts", "Power.", [(at, _over(gpu.power_mw, KILO)) for gpu, at in gpus]),
         ("gpu_temperature_celsius", "celsius", "Temperature.", [(at, gpu.temperature_c) for gpu, at in gpus]),
     ]
     lines = [

@@ -6,13 +6,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfscope.constants import GB, NS_PER_S
+from perfscope.constants import GB, KILO, NS_PER_S
 from perfscope.report import MOST_ROWS, escape_control_characters
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
 from perfscope.watching.job import WatchedGpu, WatchedJob, WatchedRank
 
-_MW_PER_W = 1000
 _WIDTH = 100
 
 
@@ -104,7 +103,7 @@ def _draw_gpus(gpus: list[WatchedGpu]) -> Table:
             escape_control_characters(values.name),
             _text(values.gpu_util_percent, "{} %"),
             _text(None if values.memory_used_bytes is None else values.memory_used_bytes / GB, "{:.1f} GB"),
-            _text(None if values.power_mw is None else values.power_mw / _MW_PER_W, "{:.0f} W"),
+            _text(None if values.power_mw is None else values.power_mw / KILO, "{:.0f} W"),
             _text(values.sm_clock_mhz, "{} MHz"),
             _text(values.temperature_c, "{} C"),
         )
