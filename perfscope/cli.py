@@ -7,7 +7,6 @@ typer ``app`` of such functions. It is imported when it is called (or when ``--h
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import shutil
@@ -55,15 +54,10 @@ _NOW = {
 }
 
 
-#: So many characters of an answer are there a second time, as bytes, while they are printed.
-_PRINTED_AT_ONCE = 1 << 20
 #: A line on standard error is lost where nobody reads for so many seconds.
 _PATIENCE_S = 5.0
-#: A screen fits the smallest terminal that is common, also on a larger one.
-_SCREEN_LINES = 24
+#: A smaller terminal is written to as one of this size.
 _NARROWEST, _FEWEST_LINES = 20, 6
-#: Garbage is looked for after so many new objects: those of modules, results and ranks stay, without circles.
-_COLLECT_AFTER = 50_000
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -183,7 +177,7 @@ def _find_terminal(notes: Sequence[str]) -> Terminal | None:
         return None
     width, height = shutil.get_terminal_size()
     width = max(width, _NARROWEST)
-    lines = min(height, _SCREEN_LINES) - 1 - sum(-(-(len(line) + len("perfscope: ")) // width) for line in notes)
+    lines = height - 1 - sum(-(-(len(line) + len("perfscope: ")) // width) for line in notes)
     has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     return Terminal(width, max(lines, _FEWEST_LINES), has_colour)
 
@@ -205,9 +199,8 @@ def _print_output(text: str) -> None:
     if text and sys.stdout is None:
         raise PerfscopeError("nothing can be printed: standard output is closed")
     try:
-        for begin in range(0, len(text), _PRINTED_AT_ONCE):
-            sys.stdout.write(text[begin : begin + _PRINTED_AT_ONCE])
-            sys.stdout.flush()
+        sys.stdout.writelines(text.splitlines(keepends=True))  # in parts: a reader that goes away is noticed
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -230,7 +223,6 @@ def _die_by(number: int) -> None:
 
 def main() -> None:
     """Run the command line; a PerfscopeError becomes one line and its hint."""
-    gc.set_threshold(_COLLECT_AFTER)
     try:
         code = _run()
     except PerfscopeError as error:

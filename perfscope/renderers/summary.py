@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfscope.constants import US_PER_S
-from perfscope.report import percent, percent_of
+from perfscope.report import percent
 from perfscope.units import format_count, format_rate, format_seconds
 
+#: Ranks, and parts of the wall clock, that are named.
 MOST_RANKS = 8
-MOST_FINDINGS = 3
-#: Parts of the wall clock that are named; the smaller ones are added up.
-_MOST_PARTS = 6
+_MOST_FINDINGS = 3
 #: Results that every run on GPUs has; the report itself lists everything that was not computed.
 _EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 #: Parts of the profiled time, of devices or of hosts.
-PARTS = (
+_PARTS = (
     ("compute_us", "compute"),
     ("exposed_communication_us", "exposed communication"),
     ("exposed_copy_us", "exposed copies"),
@@ -29,7 +28,7 @@ PARTS = (
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
-    lines = _describe_findings(results.get("findings"))
+    lines = describe_findings(results.get("findings"))
     if (steps := results.get("steps")) is not None:
         lines += [describe_steps(steps), *steps.get("unreached_windows", ())]
         lines += _describe_window_effect(steps.get("window_effect"))
@@ -45,14 +44,14 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _describe_findings(findings: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def describe_findings(findings: Sequence[Mapping[str, Any]] | None) -> list[str]:
     """The findings that regain most, one line each."""
     if findings is None:
         return []
     lines = [
         f"finding {number}: {finding['title'].lower()}, {format_seconds(finding['cost_us'] / US_PER_S)} "
         f"({percent(finding['share_of_step']):.0f} % of a step): {finding['advice']}"
-        for number, finding in enumerate(findings[:MOST_FINDINGS], 1)
+        for number, finding in enumerate(findings[:_MOST_FINDINGS], 1)
     ]
     left_out = len(findings) - len(lines)
     return (
@@ -91,8 +90,8 @@ def _describe_window_effect(effect: Mapping[str, Any] | None) -> list[str]:
 def describe_wall_clock(clock: Mapping[str, Any]) -> str:
     """Where the wall time of the slowest rank went, the largest parts first."""
     parts = [part for part in clock["parts"] if part["share"]]
-    named = [f"{part['label']} {percent(part['share']):.1f} %" for part in parts[:_MOST_PARTS]]
-    if rest := sum(part["share"] for part in parts[_MOST_PARTS:]):
+    named = [f"{part['label']} {percent(part['share']):.1f} %" for part in parts[:MOST_RANKS]]
+    if rest := sum(part["share"] for part in parts[MOST_RANKS:]):
         named.append(f"the rest {percent(rest):.1f} %")
     return f"of rank {clock['rank']}, {format_seconds(clock['wall_s'])}: {', '.join(named)}"
 
@@ -105,9 +104,15 @@ def _describe_shares(breakdown: Mapping[str, Any] | None) -> list[str]:
     return [*map(_describe_rank, ranks[:MOST_RANKS]), *more]
 
 
-def _describe_rank(rank: Mapping[str, Any]) -> str:
+def shares_of(rank: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """The share of each part of a rank's profiled time, of 1, and its name."""
     row = rank.get("marked") or rank
-    shares = [(row[key], label) for key, label in PARTS if row.get(key) is not None and row["window_us"]]
-    shares.sort(key=lambda share: -share[0])
-    parts = [f"{label} {percent_of(part_us, row['window_us']):.1f} %" for part_us, label in shares]
-    return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(row['window_us'] / US_PER_S)} profiled"
+    whole = row["window_us"]
+    return [(row[key] / whole, label) for key, label in _PARTS if row.get(key) is not None and whole]
+
+
+def _describe_rank(rank: Mapping[str, Any]) -> str:
+    shares = sorted(shares_of(rank), key=lambda share: -share[0])
+    parts = ", ".join(f"{label} {percent(share):.1f} %" for share, label in shares)
+    window_us = (rank.get("marked") or rank)["window_us"]
+    return f"rank {rank['rank']}: {parts} of {format_seconds(window_us / US_PER_S)} profiled"
