@@ -1,7 +1,4 @@
-"""``perfscope doctor``: what works on this machine, and how to fix what does not.
-
-Each check looks at one part, or tries it in a separate process, and names a fix.
-"""
+"""``perfscope doctor``: what works on this machine, how to fix what does not, a demo, and what the machine attains."""
 
 from __future__ import annotations
 
@@ -11,55 +8,52 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from threading import Timer
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from perfscope import hooks
-from perfscope.commands.machine import measure_ceiling, run_demo
+from perfscope import hooks, wire
+from perfscope.bench.launching import find_script
 from perfscope.commands.options import FormatOption
-from perfscope.constants import GB
-from perfscope.errors import ExitCode, UsageError
+from perfscope.constants import GB, MB
+from perfscope.errors import ExitCode, PerfscopeError, UsageError
+from perfscope.files import replace_file
 from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler.window import SMALLEST_FREE_BYTES
 from perfscope.hooks.profiler.window_schedule import find_profiler_variable
 from perfscope.hooks.reach import attach, launch
+from perfscope.models.hardware import lookup_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Column, Report, Section
+from perfscope.report import Column, Report, Section, percent
+from perfscope.sources.ceilings import SCHEMA, parse_ceiling
+from perfscope.tables.ceiling import Ceiling
+from perfscope.units import format_count
 
 
 class CheckVerdict(StrEnum):
-    """Whether a part works."""
+    """``warn``: something is missing that not everybody needs. ``fail``: a part cannot work."""
 
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One part of perfscope on this machine.
-
-    Attributes:
-        part: What was checked.
-        verdict: ``warn`` where something is missing that not everybody needs, ``fail`` where a part cannot work.
-        finding: What the check found.
-        fix: What the user can do; empty where nothing has to be done.
-    """
+class Check(NamedTuple):
+    """One part of perfscope on this machine: what was found, and what the user can do, if anything."""
 
     part: str
     verdict: CheckVerdict
@@ -82,26 +76,20 @@ def fail(part: str, finding: str, fix: str) -> Check:
     return Check(part, CheckVerdict.FAIL, finding, fix)
 
 
+#: Torch loads for minutes from a cold network disk.
 _TIMEOUT_S = 180
 _RESULT_MARK = "RESULT "
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """How a probe ended.
-
-    Attributes:
-        values: The values that it set, by name; absent where it failed.
-        stderr: Its standard error.
-        problem: Why it failed, in words; empty where it did not.
-    """
+class ProbeResult(NamedTuple):
+    """The values that a probe set, by name; or None, and the problem in words."""
 
     values: Mapping[str, Any] | None
     stderr: str
     problem: str
 
 
-def probe(lines: str, environment: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S) -> ProbeResult:
+def probe(lines: str, environment: Mapping[str, str] | None = None) -> ProbeResult:
     """Run lines that put plain values into ``result``, a dictionary."""
     program = (
         f"import json, sys\nresult = {{}}\n{lines}\nsys.stdout.write({_RESULT_MARK!r} + json.dumps(result) + '\\n')\n"
@@ -110,10 +98,10 @@ def probe(lines: str, environment: Mapping[str, str] | None = None, timeout_s: f
     try:
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment,
-            timeout=timeout_s, check=False,
+            timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return ProbeResult(None, "", f"no answer in {timeout_s:g} s")
+        return ProbeResult(None, "", f"no answer in {_TIMEOUT_S} s")
     results = [line.removeprefix(_RESULT_MARK) for line in ended.stdout.splitlines() if line.startswith(_RESULT_MARK)]
     if results and ended.returncode == 0:
         return ProbeResult(json.loads(results[-1]), ended.stderr, "")
@@ -152,18 +140,8 @@ result["kernels"] = sum(event.get("cat") == "kernel" for event in events)
 """
 
 
-def check_python() -> Check:
-    """Name this interpreter."""
-    return ok("Python", f"{platform.python_version()} at {sys.executable}")
-
-
 def check_torch(environment: Mapping[str, str] | None = None, *, gpus: int = 0) -> list[Check]:
-    """Check torch, its devices and its profiler.
-
-    Args:
-        environment: The environment to check; this process's own where absent.
-        gpus: Number of GPUs that NVML reports.
-    """
+    """Check torch, its devices and its profiler; ``gpus`` are as many as NVML reports."""
     if find_spec("torch") is None:
         fix = "install perfscope into the environment that trains; reading traces and logs needs no torch"
         return [warn("torch", "not installed here: nothing can be captured", fix)]
@@ -174,7 +152,6 @@ def check_torch(environment: Mapping[str, str] | None = None, *, gpus: int = 0) 
 
 
 def _judge_profile(result: ProbeResult, gpus: int, environment: Mapping[str, str]) -> Iterator[Check]:
-    """What a tiny profile says of torch, the devices, the profiler and CUPTI."""
     values = result.values or {}
     if tuple(int(number) for number in re.findall(r"\d+", values["torch"])[:2]) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
@@ -236,8 +213,7 @@ def check_hook() -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="perfscope-doctor-") as folder:
         config = Config(run_dir=str(Path(folder) / "run"), windows=(), nvml_hz=0)
         environment = launch.build_environment(config, launch.prepare(config), os.environ)
-        checks = [_check_activity(probe(_IS_ACTIVE, environment))]
-        checks += _check_packages(_find_packages(), environment)
+        checks = [_check_activity(probe(_IS_ACTIVE, environment)), *_check_packages(_find_packages(), environment)]
     obstacles = launch.find_obstacles(["deepspeed"])
     return checks + [warn("Hook under deepspeed", obstacle, "see the finding") for obstacle in obstacles]
 
@@ -255,24 +231,18 @@ def _check_activity(result: ProbeResult) -> Check:
 
 def _find_packages() -> list[str]:
     """The installed packages that the hooks wrap."""
-    return [name for name in sorted({_package_of(name) for name in WATCHED}) if find_spec(name) is not None]
+    return [name for name in sorted({name.split(".")[0] for name in WATCHED}) if find_spec(name) is not None]
 
 
 def _check_packages(packages: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
     """Import the wrapped modules of all packages in one process: nearly all of them load torch, which takes seconds."""
-    result = probe(_IMPORT.format(names=[name for package in packages for name in _modules_of(package)]), environment)
+    result = probe(
+        _IMPORT.format(names=sorted(name for name in WATCHED if name.split(".")[0] in packages)), environment
+    )
     if result.values is None:
         fix = f"import one after the other: {', '.join(packages)}"
         return [fail("Hooks of frameworks", f"they cannot be imported: {result.problem}", fix)]
     return [_check_package(package, result) for package in packages]
-
-
-def _modules_of(package: str) -> list[str]:
-    return sorted(name for name in WATCHED if _package_of(name) == package)
-
-
-def _package_of(module: str) -> str:
-    return module.split(".", 1)[0]
 
 
 def _check_package(package: str, result: ProbeResult) -> Check:
@@ -282,18 +252,18 @@ def _check_package(package: str, result: ProbeResult) -> Check:
         installed = version(_DISTRIBUTIONS.get(package, package))
     except PackageNotFoundError:
         installed = "of unknown version"
-    names = _modules_of(package)
+    names = [name for name in WATCHED if name.split(".")[0] == package]
     off = re.findall(r"perfscope: (.+? is off): this version of (\S+) differs", result.stderr)
     unhooked = re.findall(r"perfscope: (\S+) is not hooked", result.stderr)
-    problems = [f"{text} in {module}" for text, module in off if _package_of(module) == package]
-    problems += [f"{module} is not hooked" for module in unhooked if _package_of(module) == package]
+    problems = [f"{text} in {module}" for text, module in off if module in names]
+    problems += [f"{module} is not hooked" for module in unhooked if module in names]
     if problems:
-        finding = "; ".join(problems)
-        return warn(part, f"{installed}: {finding}", "none: those records will be missing, all others are captured")
+        return warn(
+            part, f"{installed}: {'; '.join(problems)}", "none: those records will be missing, all others are captured"
+        )
     missing = [name for name in (result.values or {})["missing"] if name in names]
     note = f"; not in this version: {', '.join(missing)}" if missing else ""
-    count = len(names) - len(missing)
-    return ok(part, f"{installed}: {count} {'module' if count == 1 else 'modules'} wrapped{note}")
+    return ok(part, f"{installed}: {format_count(len(names) - len(missing), 'module')} wrapped{note}")
 
 
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
@@ -314,7 +284,6 @@ def check_launchers() -> Check:
 
 
 def _uses_another_python(program: Path) -> bool:
-    """Whether a script's first line names another Python."""
     with program.open("rb") as file:
         first_line = file.readline(512)
     match = re.match(rb"#!\s*(\S*/python[\d.]*)\s*$", first_line)
@@ -345,16 +314,13 @@ def check_nvml() -> tuple[Check, int]:
 
 
 def check_disk(folder: Path) -> Check:
-    """Check free space."""
+    """Whether there is room for the trace of a window."""
     free_bytes = shutil.disk_usage(folder).free
     finding = f"{free_bytes / GB:,.1f} GB free in {folder}"
     if free_bytes < SMALLEST_FREE_BYTES or not os.access(folder, os.W_OK):
         problem = "too little for the trace of a window" if os.access(folder, os.W_OK) else "it cannot be written"
         return fail("Disk", f"{finding}: {problem}", "free some space, or choose another folder with -o")
     return ok("Disk", finding)
-
-
-_SCHEMA = "perfscope/doctor/1"
 
 
 def doctor(
@@ -406,7 +372,7 @@ def _run_checks(folder: Path) -> list[Check]:
         nvml_check, gpus = check_nvml()
         torch_checks = check_torch(gpus=gpus)
     return [
-        check_python(),
+        ok("Python", f"{platform.python_version()} at {sys.executable}"),
         *torch_checks,
         *hook_checks.result(),
         check_launchers(),
@@ -426,24 +392,126 @@ def _report(checks: Sequence[Check]) -> Report:
     return Report(
         "Environment check",
         {
-            "schema": _SCHEMA,
+            "schema": "perfscope/doctor/1",
             **{str(verdict): count for verdict, count in counts.items()},
             "checks": [
-                {
-                    "part": check.part,
-                    "verdict": str(check.verdict),
-                    "found": check.finding,
-                    "mend": check.fix or None,
-                }
-                for check in checks
+                {"part": part, "verdict": str(verdict), "found": finding, "mend": fix or None}
+                for part, verdict, finding, fix in checks
             ],
         },
         (
             Section(
                 "Checks",
-                (Column("Part"), Column("CheckVerdict"), Column("Finding"), Column("Fix")),
-                tuple((check.part, str(check.verdict), check.finding, check.fix) for check in checks),
+                (Column("Part"), Column("Verdict"), Column("Finding"), Column("Fix")),
+                tuple((part, str(verdict), finding, fix) for part, verdict, finding, fix in checks),
                 notes=(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",),
             ),
         ),
     )
+
+
+_RANKS, _STEPS = 2, 20
+_WORKLOAD = ("--strategy", "zero-1", "--model", "gpt:2x128x128", "--batch", "16", "--steps", str(_STEPS))
+_CEILING_SCRIPT = Path(__file__).parents[1] / "workloads" / "ceiling.py"
+_CEILING_S = 20
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+def run_demo(run_dir: Path) -> Outcome:
+    """Train a small GPT under `perfscope profile`; the report of its run. An earlier demo is replaced."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    launcher = shutil.which("deepspeed", path=path)
+    if launcher is None:
+        raise UsageError("deepspeed is not installed here", hint="make demo installs it beside perfscope in .venv")
+    script = find_script()
+    if run_dir.exists():
+        run_file = run_dir / wire.RUN_FILE
+        if not run_file.is_file() or Path(script).name not in run_file.read_text():
+            raise UsageError(f"{run_dir} exists and is not an earlier demo", hint="choose another folder with -o")
+        shutil.rmtree(run_dir)
+    sys.stderr.write("perfscope: training a small GPT with DeepSpeed; the first run compiles for a minute\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    words = [script, *_WORKLOAD, "--device", device]
+    command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(port), *words]
+    perfscope = [sys.executable, "-m", "perfscope"]
+    training = subprocess.run(
+        [*perfscope, "profile", "-o", str(run_dir), "--", *command],
+        env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // _RANKS)), **os.environ, "PATH": path},
+        check=False,
+    )
+    if training.returncode != 0:
+        raise PerfscopeError("the training failed, see above")
+    report = subprocess.run([*perfscope, "analyze", str(run_dir)], capture_output=True, text=True, check=False)
+    return Outcome(text=f"{report.stdout}\nRun: {run_dir}\n", exit_code=report.returncode)
+
+
+def measure_ceiling(output: Path | None) -> Report:
+    """Run the benchmark of `analyze --ceiling` on all GPUs, in processes of its own.
+
+    Raises:
+        PerfscopeError: It failed, or did not end.
+    """
+    # Asked in a process of its own: a driver's state is inherited by children.
+    counted = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False)
+    devices = int(counted.stdout.strip() or 0) if counted.returncode == 0 else 0
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)] if devices > 1 else []
+    with tempfile.TemporaryDirectory(prefix="perfscope-ceiling-") as folder:
+        written = Path(folder) / "ceiling.json"
+        command = [sys.executable, *launcher, str(_CEILING_SCRIPT), "--write", str(written)]
+        try:
+            ended = subprocess.run(
+                [*command, "--seconds", str(_CEILING_S)], capture_output=True, text=True, errors="replace",
+                timeout=_TIMEOUT_S + 4 * _CEILING_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise PerfscopeError("the benchmark did not end", hint="CUDA_VISIBLE_DEVICES=0 measures one GPU") from None
+        if ended.returncode or not written.exists():
+            last = next((line for line in reversed(ended.stderr.splitlines()) if "Error" in line), "it wrote nothing")
+            raise PerfscopeError(f"the benchmark failed: {last.strip()}", hint="`perfscope doctor` checks the machine")
+        content = written.read_bytes()
+    measured = parse_ceiling(output or Path("ceiling"), content)
+    if output is not None:
+        replace_file(output, content)
+    title = f"What this machine attains: {measured.devices} x {measured.device}"
+    title = title if measured.device else "Attained by processors"
+    return Report(title, {**json.loads(content), "schema": SCHEMA}, _describe_ceiling(measured))
+
+
+def _describe_ceiling(measured: Ceiling) -> tuple[Section, ...]:
+    gpu = lookup_gpu(measured.device) if measured.device else None
+    peaks = gpu.dense_tflops if gpu else {}
+    bandwidth = gpu.memory_tb_s if gpu else None
+    dimensions = (Column("Type"), Column("Rows", 0), Column("Columns", 0), Column("Inner", 0))
+    products = tuple(
+        (*each, percent(each.tflops / peaks[each.dtype] if peaks.get(each.dtype) else None))
+        for each in measured.products
+    )
+    memory = tuple(
+        (each.operation, each.size / MB, each.tb_s, percent(each.tb_s / bandwidth if bandwidth else None))
+        for each in measured.memory
+    )
+    collectives = tuple((each.operation, each.ranks, each.size / MB, each.busbw_gb_s) for each in measured.collectives)
+    sections = (
+        Section(
+            "Products of matrices",
+            (*dimensions, Column("TFLOP/s", 1), Column("Of the dense peak (%)", 1)),
+            products,
+            ("On random data, all devices at once; on zeros a product takes less power, and is faster.",),
+        ),
+        Section(
+            "Memory",
+            (Column("Operation"), Column("Size (MB)", 1), Column("TB/s", 3), Column("Of the peak (%)", 1)),
+            memory,
+            ("Of the bytes that are read and written.",),
+        ),
+        Section(
+            "Collectives",
+            (Column("Operation"), Column("Ranks", 0), Column("Size (MB)", 1), Column("busbw (GB/s)", 1)),
+            collectives,
+            ("busbw as nccl-tests defines it.",),
+        ),
+    )
+    return tuple(section for section in sections if section.rows or section.title != "Collectives")

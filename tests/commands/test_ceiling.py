@@ -57,7 +57,7 @@ def test_this_machine_is_measured_and_its_file_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ceiling.json"
-    monkeypatch.setattr("perfscope.commands.machine._CEILING_S", 2)
+    monkeypatch.setattr("perfscope.commands.doctor._CEILING_S", 2)
     answer = run(capsys, "doctor", "--ceiling", "-o", str(path), "--format", "json")
     assert answer.code == 0
     ceiling = read_ceiling(path)
