@@ -19,8 +19,8 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+import perfscope
 from benchmarks.processes import ROOT
-from perfscope.page import build_page, read_for_page
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 _COLOURS = 128
@@ -79,7 +79,7 @@ def take_pictures() -> Iterator[tuple[str, bytes]]:
         for picture in PICTURES:
             if picture.source not in pages:
                 pages[picture.source] = Path(folder) / f"{len(pages)}.html"
-                pages[picture.source].write_text(build_page(read_for_page([picture.source])))
+                pages[picture.source].write_text(perfscope.open(picture.source).page().html)
             yield picture.name, _take(browser, pages[picture.source], picture)
         browser.close()
 

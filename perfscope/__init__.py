@@ -23,13 +23,13 @@ _PUBLIC = {
     "Findings": ("perfscope.analyzers.findings", "Findings"),
     "MissingInput": ("perfscope.errors", "MissingInput"),
     "OpenedRun": ("perfscope.api.opened_run", "OpenedRun"),
-    "Page": ("perfscope.api.shown", "Page"),
+    "Page": ("perfscope.api.opened_run", "Page"),
     "PerfscopeError": ("perfscope.errors", "PerfscopeError"),
     "Result": ("perfscope.result", "Result"),
     "Results": ("perfscope.api.results", "Results"),
     "SourceError": ("perfscope.errors", "SourceError"),
     "UsageError": ("perfscope.errors", "UsageError"),
-    "open": ("perfscope.api.opening", "open_run"),
+    "open": ("perfscope.api.opened_run", "open_run"),
 }
 
 __all__ = [

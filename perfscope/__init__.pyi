@@ -1,10 +1,10 @@
 from perfscope.analyzers.findings import Findings as Findings
 from perfscope.api.comparing import ComparedRuns as ComparedRuns
 from perfscope.api.opened_run import OpenedRun as OpenedRun
-from perfscope.api.opening import open_run as open  # noqa: A004
+from perfscope.api.opened_run import Page as Page
+from perfscope.api.opened_run import open_run as open  # noqa: A004
 from perfscope.api.results import Absent as Absent
 from perfscope.api.results import Results as Results
-from perfscope.api.shown import Page as Page
 from perfscope.errors import MissingInput as MissingInput
 from perfscope.errors import PerfscopeError as PerfscopeError
 from perfscope.errors import SourceError as SourceError

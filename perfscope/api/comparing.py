@@ -13,10 +13,7 @@ from perfscope.analyzers.compare.side import Side
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.renderers import Format, render
-from perfscope.report import Json, Report
-
-_MOST_ROWS = 25
-_MANY_SCHEMA = "perfscope/comparisons/1"
+from perfscope.report import MOST_ROWS, Json, Report
 
 
 class ComparedRuns:
@@ -91,7 +88,7 @@ def to_report(compared: Sequence[ComparedRuns]) -> Report:
     damage = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
     first, *others = comparisons
     if not others:
-        return Report(describe_verdict(first), to_data(first), to_sections(first, _MOST_ROWS), damage)
-    data: dict[str, Json] = {"schema": _MANY_SCHEMA, "comparisons": [to_data(comparison) for comparison in comparisons]}
+        return Report(describe_verdict(first), to_data(first), to_sections(first, MOST_ROWS), damage)
+    data: dict[str, Json] = {"schema": "perfscope/comparisons/1", "comparisons": list(map(to_data, comparisons))}
     title = f"{len(comparisons)} compared with {shorten(first.a.name)}"
-    return Report(title, data, summarize(comparisons, _MOST_ROWS), damage)
+    return Report(title, data, summarize(comparisons, MOST_ROWS), damage)

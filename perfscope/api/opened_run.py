@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from html import escape
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from perfscope.engine.analysis_report import to_report
-from perfscope.engine.inputs import Inputs
+from perfscope.engine.execution import Execution
+from perfscope.engine.inputs import Inputs, find_inputs, split_into_runs
 from perfscope.engine.registry import FINDINGS, analyzers
-from perfscope.engine.run import Analysis, Plan, analyze_inputs
+from perfscope.engine.run import Analysis, Plan, analyze_inputs, require_analyzers
+from perfscope.errors import UsageError
+from perfscope.files import replace_file
 from perfscope.renderers import Format, render
 from perfscope.renderers.markdown import render_sections
 from perfscope.report import Json, Report
 from perfscope.result import Result
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME
+from perfscope.tables.stated import Stated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,16 +35,40 @@ if TYPE_CHECKING:
     from perfscope.analyzers.steps import StepTimes
     from perfscope.api.comparing import ComparedRuns
     from perfscope.api.results import Absent, AnyResult, Results
-    from perfscope.api.shown import Page
     from perfscope.tables.run import Run
 
-#: Loaded by name when they are asked for: pandas and scipy take longer to import than most traces take to read, and
-#: the types of all results with what shows them in a notebook as long as a small one; a command needs none of them.
+#: Loaded by name when they are asked for: pandas and scipy take longer to import than most traces take to read.
 _RESULTS = "perfscope.api.results"
 _FRAMES = "perfscope.api.frames"
 _COMPARING = "perfscope.api.comparing"
-_SHOWN = "perfscope.api.shown"
-_NO_DERIVED = "it does not apply to this run"
+
+
+class Page:
+    """A run on one HTML page that needs no network; a notebook shows it in a frame.
+
+    Attributes:
+        html: The page.
+    """
+
+    def __init__(self, html: str) -> None:
+        self.html = html
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page, and return its path.
+
+        Raises:
+            SourceError: The file cannot be written.
+        """
+        target = Path(path)
+        replace_file(target, self.html.encode())
+        return target
+
+    def __repr__(self) -> str:
+        return f"<page of {len(self.html):,} characters>"
+
+    def _repr_html_(self) -> str:
+        frame = '<iframe title="perfscope" style="width:100%;height:40rem;border:0" srcdoc="{}"></iframe>'
+        return frame.format(escape(self.html))
 
 
 class OpenedRun:
@@ -146,8 +178,8 @@ class OpenedRun:
         Raises:
             SourceError: No trace can be read, and there is nothing else.
         """
-        page: Page = import_module(_SHOWN).build_run_page(self._inputs, self._plan)
-        return page
+        page = import_module("perfscope.page")
+        return Page(page.build_page(page.analyze_for_page(self._inputs, self._plan)))
 
     @property
     def location(self) -> str:
@@ -183,22 +215,60 @@ class OpenedRun:
     _repr_markdown_ = __str__
 
     def _look_up(self, name: str) -> AnyResult:
-        analysis = self.analysis
-        result, reason = analysis.results.get(name), self.absent.get(name)
+        result, reason = self.analysis.results.get(name), self.absent.get(name)
         if result is None and reason is None and any(analyzer.name == name for analyzer in analyzers()):
-            analysis = self._analyze_further(name)
-            result = analysis.results.get(name)
-            reason = next((skip.reason for skip in analysis.skipped if skip.analyzer == name), None)
+            if name not in self._further:  # the plan leaves it out
+                plan = replace(self._plan, only=frozenset({name}))
+                self._further[name] = analyze_inputs(self._inputs, plan)
+            result = self._further[name].results.get(name)
+            reason = next((skip.reason for skip in self._further[name].skipped if skip.analyzer == name), None)
         if result is None:
-            absent: Absent = import_module(_RESULTS).Absent(name, reason or _NO_DERIVED)
+            absent: Absent = import_module(_RESULTS).Absent(name, reason or "it does not apply to this run")
             return absent
         if isinstance(result, Result):
             result.show_by(partial(render_sections, level=2))
         return result
 
-    def _analyze_further(self, name: str) -> Analysis:
-        """Run one analyzer that the plan leaves out."""
-        if name not in self._further:
-            plan = replace(self._plan, only=frozenset({name}))
-            self._further[name] = analyze_inputs(self._inputs, plan)
-        return self._further[name]
+
+def open_run(
+    *paths: str | os.PathLike[str],
+    only: Iterable[str] = (),
+    operators: bool = False,
+    rank: int | re.Pattern[str] | None = None,
+    dtype: str | None = None,
+    peak_tflops: float | None = None,
+    workers: int = 1,
+) -> OpenedRun:
+    """Open a run's folder, or the traces of one job: files, folders, patterns, URLs.
+
+    Args:
+        paths: The run, or the traces.
+        only: Analyzers to run; all of them where it is empty.
+        operators: Break kernels down by operator.
+        rank: Rank of a trace that does not state it, or a pattern with one group that is searched for in its path.
+        dtype: Data type of the matrix products, for the peak of MFU, where the run does not show it.
+        peak_tflops: Dense peak of one GPU in TFLOP/s, where it is not that of the run's GPU.
+        workers: How many processes read traces; 1 reads them in this one.
+
+    Raises:
+        SourceError: A path does not exist, or there is neither a run nor a trace.
+        UsageError: The paths are of several runs, or ``only`` names an analyzer that does not exist.
+    """
+    plan = Plan(
+        execution=Execution(workers),
+        only=frozenset(only),
+        with_operators=operators,
+        rank_rule=RANK_IN_FILE_NAME if rank is None else rank,
+        stated=Stated(dtype, peak_tflops),
+    )
+    runs = open_each(paths, plan)
+    if len(runs) != 1:
+        names = ", ".join(run.location for run in runs) or "nothing"
+        raise UsageError(f"these are {len(runs)} runs: {names}", hint="open one of them, or compare them")
+    return runs[0]
+
+
+def open_each(paths: Sequence[str | os.PathLike[str]], plan: Plan) -> list[OpenedRun]:
+    """Open every run that the paths name or hold, and all traces together as one more; errors as ``open_run``."""
+    require_analyzers(plan.only)
+    return [OpenedRun(find_inputs(group), plan) for group in split_into_runs(paths)]

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfscope.aggregation.writing import write_rows
-from perfscope.api.opening import open_each
+from perfscope.api.opened_run import open_each
 from perfscope.commands.model import Dtype
 from perfscope.commands.options import (
     ScreenFormat,

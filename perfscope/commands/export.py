@@ -19,7 +19,7 @@ from perfscope.errors import SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.merging.merge import Choice, Merged, merge
 from perfscope.outcome import Outcome
-from perfscope.page import describe_analysis, read_for_page, render
+from perfscope.page import analyze_for_page, describe_analysis, render
 from perfscope.renderers import Format
 from perfscope.report import MOST_ROWS, Column, Json, Report, Section, long_table
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
@@ -120,7 +120,7 @@ def _write_page(paths: Sequence[str], path: Path) -> Report:
     groups = split_into_runs(paths)
     if len(groups) != 1:
         raise UsageError(f"a page shows one run; these are {len(groups)}", hint="perfscope compare A B")
-    analysis = read_for_page(groups[0], Plan(execution=Execution(available_processors())))
+    analysis = analyze_for_page(find_inputs(groups[0]), Plan(execution=Execution(available_processors())))
     document = describe_analysis(analysis)
     content = render(document).encode()
     replace_file(path, content)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,7 +16,7 @@ from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
-from perfscope.engine.inputs import Inputs, find_inputs
+from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.page.html import render
 from perfscope.page.part import Drawn, PageDocument, PagePart, Tile, result_of
@@ -64,7 +63,6 @@ class _Kind:
         return PagePart(self.identity, self.title, lead, drawn.figures, sections, html=drawn.html)
 
 
-_PLAN = Plan()
 #: The parts in their order; what is in none of them stands at the end as tables.
 _KINDS = (
     _Kind("findings", "Findings", (), draw_findings, ("findings",), "no step was measured"),
@@ -84,16 +82,7 @@ _KINDS = (
 )  # fmt: skip
 
 
-def read_for_page(paths: Sequence[str | os.PathLike[str]], plan: Plan = _PLAN) -> Analysis:
-    """Analyze one run's folder, or traces, for a page.
-
-    Raises:
-        SourceError: A path does not exist, or no input can be read.
-    """
-    return analyze_for_page(find_inputs(paths), plan)
-
-
-def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:
+def analyze_for_page(inputs: Inputs, plan: Plan) -> Analysis:
     """Analyze what ``find_inputs`` read for a page: every default analyzer and the timeline.
 
     Raises:
@@ -103,7 +92,7 @@ def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:
 
 
 def build_page(analysis: Analysis) -> str:
-    """The page of a run or of traces, as HTML; its analysis is that of ``read_for_page``, or any other one."""
+    """The page of a run or of traces, as HTML; its analysis is that of ``analyze_for_page``, or any other one."""
     return render(describe_analysis(analysis))
 
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
-from perfscope.page import build_page, read_for_page
+import perfscope
 from tests.conftest import ROOT
 
 ARGUMENTS = (
@@ -86,4 +86,4 @@ def show(browser: Browser, tmp_path: Path) -> Iterator[Show]:
 @pytest.fixture(scope="package")
 def real_page() -> str:
     """The page of a real run on two H200."""
-    return build_page(read_for_page([RUN]))
+    return perfscope.open(RUN).page().html

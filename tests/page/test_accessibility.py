@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from perfscope.page import build_page, read_for_page
+import perfscope
 from tests.conftest import ROOT
 from tests.page.conftest import Scheme, Show
 
@@ -23,7 +23,7 @@ def test_axe_finds_no_serious_fault(show: Show, real_page: str, scheme: Scheme, 
 
 
 def test_axe_finds_no_serious_fault_on_a_damaged_page_without_gpus(show: Show) -> None:
-    page = show(build_page(read_for_page([ROOT / "fixtures" / "runs" / "cpu_trainer"]))).page
+    page = show(perfscope.open(ROOT / "fixtures" / "runs" / "cpu_trainer").page().html).page
     faults = Axe().run(page).response["violations"]
     assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in faults if fault["impact"] in SERIOUS]
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page
 
 from benchmarks.synthetic_runs import SyntheticRun, write_run
-from perfscope.page import build_page, read_for_page
+from perfscope.api.opened_run import open_run
 from tests.conftest import ROOT, perfscope
 from tests.page.conftest import RUN, Show
 
@@ -116,7 +116,7 @@ def test_findings_come_first_and_headings_are_in_order(show: Show, real_page: st
 
 
 def test_a_part_without_data_says_why_in_a_sentence(show: Show) -> None:
-    page = show(build_page(read_for_page([PIPELINE]))).page
+    page = show(open_run(PIPELINE).page().html).page
     absent = page.eval_on_selector_all(".absence", "all => all.map(p => [p.parentElement.id, p.textContent])")
     assert {identity for identity, _ in absent} == {
         "steps", "goodput", "gpus", "modules", "memory", "checkpoints",
@@ -150,7 +150,7 @@ HOSTILE = (
 
 def test_hostile_names_do_nothing(show: Show, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SyntheticRun(ranks=2, kernels=HOSTILE))
-    html = build_page(read_for_page([run]))
+    html = open_run(run).page().html
     shown = show(html)
     page = shown.page
     page.locator("#timeline-search").fill("onerror")
