@@ -195,7 +195,6 @@ def _representative(run: Run, traced: Sequence[TracedOperations], processes: int
 
 
 def _by_step(tables: Sequence[Steps], step: Step, headline: Convention) -> tuple[StepUtilisation, ...]:
-    """The undisturbed steps by the headline convention, each at the job's time of it."""
     per_token = headline.flops_per_token
     assert per_token is not None
     found = []

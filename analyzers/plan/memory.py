@@ -242,8 +242,6 @@ class PipelineEnd(Enum):
 
 
 class _ParametersPerGpu(NamedTuple):
-    """Parameters of a GPU before ZeRO: those that data-parallel ranks share, and those of routed experts."""
-
     shared: float
     routed: float
 
@@ -251,8 +249,6 @@ class _ParametersPerGpu(NamedTuple):
 def _estimate_states(
     model: Transformer, scale: float, layout: ParallelLayout, precision: StateBytes, parameters: _ParametersPerGpu
 ) -> MemoryEstimate:
-    """Weights, gradients and optimizer of a GPU."""
-
     def state_bytes(name: str, bytes_per_parameter: int) -> int:
         sharded = layout.zero >= _SHARDED_FROM[name]
         replicas = layout.data * layout.context
@@ -279,7 +275,6 @@ def _estimate_states(
 
 
 def _has_ddp(layout: ParallelLayout, precision: StateBytes) -> bool:
-    """Whether DistributedDataParallel exchanges the gradients of a plain loop, whose optimizer may be sharded."""
     return precision.is_plain_loop and layout.data * layout.context > 1 and layout.zero < _SHARDED_FROM[GRADIENTS]
 
 
@@ -356,7 +351,6 @@ def activation_bytes(
 def _layer_bytes(
     model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: ParallelLayout
 ) -> float:
-    """Bytes that one layer keeps per token, without what selective checkpointing recomputes."""
     hidden = model.hidden
     dropout_masks = 2 * hidden if layout.dropout and model.mlp_matrices != GATED_MATRICES else 0
     # The inputs of both norms, of the attention and of the MLP, which tensor parallelism alone does not split.
@@ -369,7 +363,6 @@ def _layer_bytes(
 
 
 def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
-    """Bytes inside the MLP per token: before and after the activation function, and with a gate the product, too."""
     tensors = 4 if model.mlp_matrices == GATED_MATRICES else 2
     ffn: float = model.ffn
     if model.experts:
@@ -379,7 +372,6 @@ def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
 
 
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: ParallelLayout, kept_logits: int) -> int:
-    """Bytes of the last norm, the output layer and the logits."""
     bytes_per_logit = {
         Loss.PLAIN: kept_logits + 3 * 4,
         Loss.COMPILED: element_bytes,

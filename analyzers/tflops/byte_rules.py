@@ -33,32 +33,26 @@ class _Call(NamedTuple):
     in_lists: int
 
     def size(self, tensor: TensorInput) -> int:
-        """Bytes of an element; 0 where its type is not known."""
         if tensor.element.startswith(("c10::Float8", "c10::Float4")):
             return 1
         return _SIZES.get(tensor.element, 0) if tensor.element else self.in_lists
 
     def bytes(self, *tensors: TensorInput) -> int:
-        """What tensors hold."""
         return sum(tensor.elements * self.size(tensor) for tensor in tensors)
 
     def dense(self, *tensors: TensorInput) -> int:
-        """New tensors of the same shapes and types, which have no expanded dimension."""
         return sum(prod(tensor.shape) * self.size(tensor) for tensor in tensors)
 
     def at(self, place: int) -> TensorInput | None:
-        """The input at a place, where that is a tensor."""
         operand = self.inputs.operands[place] if place < len(self.inputs.operands) else None
         return operand if isinstance(operand, TensorInput) else None
 
     @property
     def read(self) -> int:
-        """Every input once."""
         return self.bytes(*self.inputs.tensors)
 
     @property
     def target(self) -> int:
-        """The first input, a tensor or a list, written again."""
         first = self.inputs.operands[0]
         return self.bytes(*(first if isinstance(first, tuple) else (first,) if first else ()))
 
@@ -104,7 +98,6 @@ def _copy(call: _Call) -> int | None:
 
 
 def _like_first(call: _Call) -> int | None:
-    """Inputs, and an output like the first of them."""
     first = call.at(0)
     return None if first is None else call.read + call.dense(first)
 
@@ -150,7 +143,6 @@ def _attention(call: _Call) -> int | None:
 
 
 def _embedding(call: _Call) -> int | None:
-    """The rows that are looked up, their numbers, and the output; backward the whole gradient of the table."""
     table, numbers = call.at(0), call.at(1)
     if table is None or numbers is None:
         return None
@@ -161,7 +153,6 @@ def _embedding(call: _Call) -> int | None:
 
 
 def _fused_optimizer(call: _Call) -> int | None:
-    """Lists of parameters, gradients and states: all are read, and all but the gradients are written."""
     lists = [each for each in call.inputs.operands if isinstance(each, tuple) and each and each[0].shape]
     sizes = [call.bytes(*operand) for operand in lists]
     return 2 * sum(sizes) - sizes[1] if sizes[1:] and call.in_lists else None

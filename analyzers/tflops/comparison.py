@@ -191,7 +191,6 @@ def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
 
 
 def _by_formulas(step: Step, names: Iterable[str]) -> tuple[Convention, ...]:
-    """Conventions of ``_FORMULAS``, which count no recomputation."""
     found = []
     for name in names:
         formula, flops = _FORMULAS[name], None
@@ -210,7 +209,6 @@ def _evaluate(
     recomputes: bool = False,
     reason: str | None = None,
 ) -> Convention:
-    """A convention with its figure, as MFU or as HFU; without a figure where the dimensions are missing."""
     tflops = share = None
     if flops_per_token is None:
         reason, recomputes = NEEDS_DIMENSIONS, False

@@ -173,7 +173,6 @@ def count_operators(trace: Trace) -> CountedOperators:
 
 
 def _count_each(trace: Trace) -> Int64:
-    """Operations of each operator by itself; ``_UNKNOWN`` where it has no rule, or they cannot be told."""
     assert trace.details is not None
     index, distinct_inputs = trace.details.inputs, trace.details.distinct_inputs
     keys = trace.operators.name.astype(np.int64) * (len(distinct_inputs) + 1) + index + 1

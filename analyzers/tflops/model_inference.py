@@ -49,8 +49,6 @@ class Inferred(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """What is inside layers: the matrices by what they are for, and the biases of experts."""
-
     attention: tuple[Weight, ...]
     outputs: tuple[Weight, ...]
     experts: tuple[Weight, ...]
@@ -136,7 +134,6 @@ def _elements(weights: Iterable[Weight]) -> int:
 
 
 def _require_attention(weights: Sequence[Weight], stated: StatedDimensions, name: str) -> None:
-    """Refuse layers that have no attention matrix, and latent attention whose parts are unknown."""
     unknown = stated.other_layers or tuple(weight.name for weight in weights if _NO_ATTENTION.search(weight.name))[:1]
     if unknown:
         raise MissingInput(f"{name} has layers whose operations cannot be counted: {', '.join(unknown)}")
@@ -145,7 +142,6 @@ def _require_attention(weights: Sequence[Weight], stated: StatedDimensions, name
 
 
 def _sort(weights: Sequence[Weight]) -> _Layers:
-    """Sort what is in layers by name."""
     biases = [weight for weight in weights if not _is_matrix(weight)]
     shared, rest = _divide([weight for weight in weights if _is_matrix(weight)], _SHARED)
     attention, rest = _divide(rest, _ATTENTION)
@@ -163,7 +159,6 @@ def _sort(weights: Sequence[Weight]) -> _Layers:
 
 
 def _divide(weights: Sequence[Weight], pattern: re.Pattern[str]) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
-    """The weights whose names fit a pattern, and the rest."""
     return (
         tuple(weight for weight in weights if pattern.search(weight.name)),
         tuple(weight for weight in weights if not pattern.search(weight.name)),
@@ -203,11 +198,6 @@ def _with_attention(model: Transformer, layers: _Layers, stated: StatedDimension
 
 
 def _find_experts(model: Transformer, layers: _Layers, stated: StatedDimensions) -> Experts | None:
-    """The experts of some layers; None where there are none.
-
-    Raises:
-        MissingInput: How many of them a token uses is unknown.
-    """
     if not layers.experts:
         return None
     stacked = [weight.shape[0] for weight in layers.experts if len(weight.shape) > _MATRIX]  # maybe this rank's alone
@@ -240,18 +230,12 @@ def _instances(experts: Sequence[Weight], routed: int) -> int:
 
 
 def _lacking_experts(experts: Experts, layers: _Layers) -> int:
-    """Parameters of the experts that are stored on other ranks alone."""
     instances = _instances(layers.experts, experts.routed)
     of_one = _elements((*layers.experts, *layers.expert_biases)) // instances
     return max(0, experts.layers * experts.routed - instances) * of_one
 
 
 def _with_mlp(model: Transformer, layers: _Layers) -> Transformer:
-    """Its MLP: what is in layers beside attention and routed experts.
-
-    Raises:
-        MissingInput: There is none.
-    """
     matrices = model.mlp_matrices * model.hidden
     rest = _elements((*layers.attention, *layers.shared, *layers.products)) - model.layers * attention_weights(model)
     experts = model.experts

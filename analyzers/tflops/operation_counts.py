@@ -142,13 +142,11 @@ def count_operations(trace: Trace, products: Products) -> TracedOperations | Non
 
 
 def _operand_precision(product: Product) -> str:
-    """The data type of a product's first operand that has one; ``UNNAMED`` where the trace does not state it."""
     skipped = 1 if product.operator in FIRST_IS_ADDED or _BACKWARD in product.operator else 0
     return element_precision(next(iter(product.elements[skipped:]), ""))
 
 
 def _time_products(trace: Trace) -> dict[str, int]:
-    """Device time of the kernels that multiply, by the data type in their names."""
     kernels = trace.device.is_work(Work.COMPUTE, Work.FUSED)
     totals = np.bincount(trace.device.name[kernels], trace.device.duration_ns[kernels], len(trace.names))
     kernel_ns: dict[str, int] = {}

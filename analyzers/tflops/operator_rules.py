@@ -65,7 +65,6 @@ def _count_backward(product: Product) -> int | None:
 
 
 def _matrices(product: Product) -> list[_Shape]:
-    """The inputs of two dimensions and more; others are biases and weights of norms."""
     return [shape for shape in product.shapes if len(shape) >= _MATRIX]
 
 
@@ -103,7 +102,6 @@ def _count_convolution_backward(product: Product) -> int | None:
 
 
 def _sizes(text: str, dimensions: int) -> Sequence[int] | None:
-    """The numbers of a list, one for each dimension; a single one is that of all."""
     numbers = [int(number) for number in _NUMBER.findall(text)]
     if len(numbers) == 1:
         return numbers * dimensions

@@ -128,8 +128,6 @@ def _describe_silence(model: Model) -> str:
 
 
 class _Shown(NamedTuple):
-    """The operations that one trace shows by data type, in any unit, and what shows them."""
-
     weights: Mapping[str, float]
     evidence: str
 

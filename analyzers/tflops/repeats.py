@@ -177,7 +177,6 @@ def _find_ran(calls: ProductCalls, operator: Int64, launches: Launches, forward:
 
 
 def _find_last(node: Int64, repeated: Bool, ran: Bool) -> Bool:
-    """The last repeated call of each node, where it is the only one that did not run."""
     found = np.zeros(len(node), np.bool_)
     rows = np.flatnonzero(repeated)
     _, part = np.unique(node[rows], return_inverse=True)

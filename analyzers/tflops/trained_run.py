@@ -179,7 +179,6 @@ def find_device(run: Run, traced: Sequence[TracedOperations] = ()) -> TrainedDev
 def _find_peak(
     run: Run, devices: Sequence[str], gpu: Gpu | None, precision: ProductPrecision
 ) -> tuple[float | None, tuple[str, ...]]:
-    """The peak and its source; why there is none, where there is none."""
     if run.stated.peak_tflops is not None:
         return run.stated.peak_tflops, (f"Peak: {run.stated.peak_tflops:g} TFLOP/s, given as --peak.",)
     if gpu is None:

@@ -241,7 +241,6 @@ def _find_free_port() -> int:
 
 
 def _list_descendants(process: int) -> list[int]:
-    """The processes below a process, as long as it runs."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended

@@ -93,7 +93,6 @@ def run_perfscope(*words: str) -> Tree:
 
 
 def _explain(command: str, errors: str, exit_code: int) -> str:
-    """Why a command of perfscope printed no JSON: its message, or the error at the end of a traceback."""
     lines = [line.removeprefix("perfscope: ") for line in errors.splitlines() if line.strip()]
     if not lines:
         return f"perfscope {command} printed nothing and ended with exit code {exit_code}"
@@ -120,7 +119,6 @@ def _read_ranks(folder: Path, variant: Variant, settings: Settings) -> list[Tree
 
 
 def _find_steps(run_dir: Path, settings: Settings) -> tuple[int, ...]:
-    """The times of the steps after the warm-up, but those that compiled or saved."""
     first, last = WARMUP + 1, WARMUP + settings.steps
 
     def is_measured(table: Steps) -> Bool:
@@ -135,7 +133,6 @@ def _find_steps(run_dir: Path, settings: Settings) -> tuple[int, ...]:
 
 
 def _mean_losses(ranks: Sequence[Tree]) -> list[float]:
-    """The loss of each step over the ranks that know it: the mean of equal shares is the mean of the batch."""
     columns = zip(*(rank["losses"] for rank in ranks), strict=True)
     losses = [[loss for loss in column if loss is not None] for column in columns]
     return [fmean(column) for column in losses if column]
@@ -162,7 +159,6 @@ def _find_overlap(results: Tree) -> float | None:
 
 
 def _find_shares(results: Tree) -> dict[str, float]:
-    """The parts of the profiled step, which add up to 1."""
     whole = _get(results, "breakdown", "all_marked") or _get(results, "breakdown", "all") or {}
     if not whole.get("window_us"):
         return {}
@@ -204,7 +200,6 @@ def _doubt(losses: Sequence[float], step_ns: Sequence[int], settings: Settings) 
 
 
 def _get(results: Tree, *keys: str) -> Any:  # noqa: ANN401  # a value of JSON
-    """A value of a result, None where the analyzer was skipped."""
     value: Any = results
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -188,7 +188,6 @@ def _step_s(training: Measurement) -> float:
 
 
 def _student(values: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of the mean of at least two values."""
     mean = fmean(values)
     degrees = len(values) - 1
     deviation = sqrt(fsum((value - mean) ** 2 for value in values) / degrees)

@@ -204,7 +204,6 @@ def run_trainings(plan: BenchPlan, tell: Tell) -> Iterator[Measurement]:
 
 
 def _finish(plan: BenchPlan, measurement: Measurement, training: Started) -> Measurement:
-    """Wait for the end of a training, measure it, and keep the measurement."""
     code = training.finish(plan.seconds)
     finished = _conclude(plan, measurement, training.place, code)
     finished.write(plan.folder / _ROWS_FOLDER)
@@ -213,7 +212,6 @@ def _finish(plan: BenchPlan, measurement: Measurement, training: Started) -> Mea
 
 
 def _conclude(plan: BenchPlan, measurement: Measurement, place: TrainingPlace, code: int | None) -> Measurement:
-    """What a training measured, or why it did not."""
     variant, repetition = measurement.variant, measurement.repetition
     if code != 0:
         return Measurement(variant, repetition, reason=explain_failure(place.log, code, plan.seconds))
@@ -224,7 +222,6 @@ def _conclude(plan: BenchPlan, measurement: Measurement, place: TrainingPlace, c
 
 
 def _clear_up(plan: BenchPlan, measurement: Measurement, place: TrainingPlace) -> None:
-    """Remove what is not to stay: runs stay, a failure's log, and what describes the machine."""
     description = place.run_dir / RUN_FILE
     if description.exists() and not (plan.folder / RUN_FILE).exists():
         shutil.copyfile(description, plan.folder / RUN_FILE)

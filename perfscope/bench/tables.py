@@ -180,7 +180,6 @@ def describe_memory(memory_bytes: Sequence[int]) -> Cell:
 
 
 def _efficiency(row: BenchRow, first: BenchRow | None) -> float | None:
-    """Throughput per device over that of the first row."""
     if first is None or row.samples_per_s is None or not first.samples_per_s:
         return None
     return row.samples_per_s / row.variant.nproc / (first.samples_per_s / first.variant.nproc)

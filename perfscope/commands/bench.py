@@ -188,7 +188,6 @@ def _require_file(path: Path) -> Path:
 
 
 def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
-    """Train what is not trained yet, and tell of all of it."""
     _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
     finished = [measurement for measurement in read_rows(plan.folder) if measurement.reason is None]
     code: ExitCode | int = ExitCode.OK

@@ -195,7 +195,6 @@ def choose_logged_model(log: JobLog) -> ModelChoice | None:
 
 
 def _find_model(text: str, seq_len: int) -> ModelDescription | int:
-    """A model by its name, file or dimensions, or the number of parameters that the text or a log states."""
     name, *words = text.split(",")
     preset = find_preset(name)
     if preset is not None:
@@ -234,11 +233,6 @@ def _read_file(path: Path) -> ModelDescription | int:
 
 
 def _parse_dimensions(words: list[str]) -> dict[str, int]:
-    """What ``layers=32,hidden=4096,gated`` says, by name; flags are 0 or 1.
-
-    Raises:
-        UsageError: A name is unknown, or a value is no possible count.
-    """
     found: dict[str, int] = {}
     for word in words:
         name, _, value = (part.strip().replace("-", "_") for part in word.partition("="))
@@ -258,7 +252,6 @@ def _parse_dimensions(words: list[str]) -> dict[str, int]:
 
 
 def _complete(description: ModelDescription, typed: dict[str, int]) -> ModelDescription:
-    """A named model with what depends on how it is trained."""
     model = description.transformer
     own = [name for name in typed if name not in _OF_TRAINING]
     if own:
@@ -316,7 +309,6 @@ def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription
 
 
 def _choose_heads(typed: dict[str, int], hidden: int) -> tuple[int, int]:
-    """The number of heads and the dimensions of each."""
     heads = typed.get("heads")
     if heads is None:
         if "kv_heads" in typed or "head_dim" in typed:

@@ -75,7 +75,6 @@ def bigscience_parameters(layers: int, hidden: int, vocabulary: int, seq_len: in
 
 
 def _count_parameters(model: Transformer, routed: int) -> int:
-    """All parameters, with ``routed`` experts of each mixture."""
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
     vectors = model.layers * model.layer_vectors + model.expert_layers * _expert_vectors(model, routed)
     return layer_weights(model, routed) + _mtp_parameters(model, routed) + tables + vectors + model.other_vectors
@@ -92,5 +91,4 @@ def _mtp_parameters(model: Transformer, routed: int) -> int:
 
 
 def _expert_vectors(model: Transformer, routed: int) -> int:
-    """Vectors of one layer's mixture."""
     return model.experts.layer_vectors + routed * model.experts.vectors if model.experts else 0

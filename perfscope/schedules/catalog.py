@@ -52,7 +52,6 @@ def interleaved_plan(devices: int, microbatches: int, chunks: int) -> PassOrder:
 
 
 def _group_microbatches(devices: int, microbatches: int) -> list[range]:
-    """As many groups as hold p micro-batches each, the larger ones first."""
     count = max(1, microbatches // devices)
     size, larger = divmod(microbatches, count)
     starts = [index * size + min(index, larger) for index in range(count + 1)]

@@ -182,7 +182,6 @@ def list_alternatives(setup: PipelineSetup) -> tuple[Alternative, ...]:
 
 
 def _list_changes(setup: PipelineSetup) -> Iterator[tuple[str, PipelineSetup]]:
-    """Changed setups that can run, each with the change in words."""
     if setup.devices == 1:
         return
     count = setup.microbatches

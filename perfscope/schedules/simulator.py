@@ -182,7 +182,6 @@ class _Simulation:
         self.waiting_devices: defaultdict[int, list[int]] = defaultdict(list)
 
     def advance(self, device: int) -> list[int]:
-        """Run a device until it must wait; returns the devices that were waiting for its results."""
         woken: list[int] = []
         order, spans = self.plan.orders[device], self.spans[device]
         while len(spans) < len(order):

@@ -109,8 +109,6 @@ def dualpipev_order(device: int, devices: int, microbatches: int) -> Iterator[Op
 
 
 class _VirtualStage:
-    """One virtual stage on a device, which counts its passes of each kind."""
-
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.forwards = self.inputs = self.weights = 0

@@ -279,11 +279,6 @@ def _to_setup(bubble: BubbleOptions, pp: int, virtual_stages: int | None) -> Pip
 
 
 def _parse_pass_times(bubble: BubbleOptions, stages: int) -> PassTimes:
-    """The times of every stage.
-
-    Raises:
-        UsageError: A time cannot be read, or is missing beside those that are set.
-    """
     if bubble.forward is None and (bubble.backward or bubble.weight or bubble.transfer):
         raise UsageError("--forward is missing", hint="set it with the other times: its default has no unit")
     if bubble.weight and not bubble.backward:
@@ -311,7 +306,6 @@ def _parse_times(stages: int, option: str, text: str) -> tuple[int, ...]:
 
 
 def _list_assumptions(bubble: BubbleOptions, times: PassTimes) -> tuple[str, ...]:
-    """What was assumed for the times that were not typed, where others were, as sentences."""
     if bubble.forward is None:
         return ()
     backward = ", ".join(format_seconds(time_ns / NS_PER_S) for time_ns in dict.fromkeys(times.backward))
@@ -324,7 +318,6 @@ def _list_assumptions(bubble: BubbleOptions, times: PassTimes) -> tuple[str, ...
 
 
 def _parse_target(tflops: float | None, target: float | None) -> tuple[Fraction, Fraction] | None:
-    """The measured and the target throughput; None where neither is set."""
     if tflops is None and target is None:
         return None
     if tflops is None or target is None:

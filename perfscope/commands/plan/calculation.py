@@ -54,7 +54,6 @@ def check_layout(inputs: PlanInputs, model: Transformer) -> None:
 
 
 def _model_parallel_gpus(inputs: PlanInputs) -> int:
-    """GPUs that hold one replica of the model."""
     return inputs.layout.size("tp") * inputs.layout.size("pp") * inputs.layout.size("cp")
 
 
@@ -245,7 +244,6 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPl
 
 
 def _find_convention(inputs: PlanInputs, choice: ModelChoice) -> Convention:
-    """The convention of the TFLOPs, which depends on the model but not on the speed."""
     step = Step(
         parameters=choice.active_parameters,
         model=choice.transformer,
@@ -285,7 +283,6 @@ def estimate_layout(
 def _find_fitting(
     inputs: PlanInputs, choice: ModelChoice, shape: Transformer, peak: Peak
 ) -> tuple[MemoryEstimate, ...] | None:
-    """For each checkpointing and ZeRO stage the least model-parallel layout that fits."""
     if peak.gpu is None:
         return None
     fitting: dict[tuple[Checkpointing, int], MemoryEstimate] = {}

@@ -141,7 +141,6 @@ def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:
 
 
 def _tokens_per_s_per_gpu(log: JobLog) -> int | None:
-    """The median rate of one GPU, as the log states it after warm-up; None where it states none."""
     rates = log.iterations.tokens_per_s_per_gpu
     steady = rates[~warmup_records(log.iterations, None)].compressed()
     rate = median(steady if len(steady) else rates.compressed())
@@ -184,7 +183,6 @@ def _list_allowed(log: JobLog, step: Step) -> list[tuple[float, float]]:
 
 
 def _find_size_mistakes(log: JobLog, model: Transformer | None) -> tuple[str, ...]:
-    """Say where a log states a size in G of 2**30 as if it were B of 10**9."""
     printed = log.fact("model_size_line")
     if model is None or printed is None or not isinstance(printed.value, int | float):
         return ()

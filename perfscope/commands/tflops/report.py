@@ -180,7 +180,6 @@ def _convention_sections(
     log_convention: str | None,
     explanation: Sequence[str],
 ) -> tuple[Section, ...]:
-    """The table of conventions; the other forms only where the dimensions make them differ."""
     uncounted = [convention for convention in conventions if convention.flops_per_token is None]
     notes = list(explanation)
     if uncounted:
@@ -227,7 +226,6 @@ def _list_assumptions(answer: TflopsAnswer) -> tuple[str, ...]:
 
 
 def _warn_above_peak(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
-    """A warning where the figure is above what the GPU can do: the calculation has a bug then."""
     if answer.peak.tflops is not None:
         peak, name = answer.peak.tflops, answer.peak.gpu.name if answer.peak.gpu else "the GPU"
         dtype = answer.peak.dtype

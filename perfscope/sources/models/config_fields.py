@@ -61,7 +61,6 @@ def _find(parts: Sequence[Mapping[str, object]], names: Sequence[str]) -> int | 
 
 
 def _count(value: object) -> int | None:
-    """A whole number above zero, also as a text or as a decimal number."""
     if isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit():
         value = int(value)
     if isinstance(value, float) and value.is_integer():

@@ -45,7 +45,6 @@ class Family(NamedTuple):
 
 
 def _biases(key: str, *, default: bool) -> dict[str, Any]:
-    """A key that states all biases."""
     return dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), (key, default))
 
 

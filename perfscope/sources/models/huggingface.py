@@ -245,7 +245,6 @@ def _expert_layers(config: Config, layers: int) -> int:
 
 
 def _with_vectors(model: Transformer, config: Config, family: Family) -> Transformer:
-    """Add the numbers of norms and biases."""
     kind = config["model_type"]
     kv_dim = model.kv_heads * model.head_dim
     vectors = family.norms * family.norm_vectors * model.hidden

@@ -109,7 +109,6 @@ def _experts(
 
 
 def _expert_layers(frequency: str, layers: int, origin: str) -> int:
-    """Layers with experts: every n-th from the first, or the ones of a list."""
     if frequency.isdigit() and int(frequency):
         return len(range(0, layers, int(frequency)))
     pattern = [int(bit) for bit in re.findall(r"[01]", frequency)]

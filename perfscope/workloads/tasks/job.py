@@ -168,10 +168,7 @@ class Job:
 
 
 class _AutocastLayers(nn.Sequential):
-    """Layers in a row whose products are in bf16, as are their outputs."""
-
     def forward(self, states: Tensor) -> Tensor:
-        """Map inputs to outputs in bf16."""
         with torch.autocast(states.device.type, torch.bfloat16):
             outputs: Tensor = super().forward(states)
         return outputs.to(torch.bfloat16)
