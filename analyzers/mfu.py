@@ -127,10 +127,9 @@ class Utilisation(Result, frozen=True):
 
 
 def analyze(run: Run, traced: Sequence[TracedOperations] = ()) -> Utilisation:
-    """Compute the utilisation of a run, and compare it with the operations of its traces.
+    """The utilisation of a run, compared with the operations of its traces.
 
-    Raises:
-        MissingInput: No rank recorded its model, its operations cannot be counted, or tokens or times are unknown.
+    Raises MissingInput where no rank recorded its model, or tokens, times or operations are unknown.
     """
     trained = find_trained_model(run)
     times = analyze_steps(run)

@@ -12,15 +12,10 @@ from perfscope.constants import S_PER_DAY, S_PER_HOUR, TERA
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """The duration of a training run.
+    """The duration of a training run; None for what is unknown.
 
-    Attributes:
-        flops_per_token: Operations of one token, forward and backward, by the convention of the TFLOPs.
-        tokens: Tokens to train on; None where unknown.
-        gpus: Number of GPUs.
-        tflops_per_gpu: TFLOPs per GPU; None where unknown.
-        seconds: Time in seconds; None where unknown.
-        solved_for: Which of ``tokens``, ``tflops`` and ``time`` was computed; empty where too few are known.
+    ``flops_per_token`` is by the convention of ``tflops_per_gpu``. ``solved_for`` names what was computed of
+    ``tokens``, ``tflops`` and ``time``; it is empty where too few are known.
     """
 
     flops_per_token: int

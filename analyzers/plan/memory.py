@@ -64,14 +64,9 @@ _OPTIMIZER_BYTES = {OptimizerKind.ADAM: 8, OptimizerKind.ADAM_8BIT: 2, Optimizer
 class StateBytes:
     """Bytes per parameter of each state, and per element of the activations.
 
-    Attributes:
-        weights: The weights that the forward pass uses.
-        gradients: The gradients, which accumulate over micro-batches.
-        optimizer: The state of the optimizer, with the fp32 copy of the weights.
-        activations: One element of an activation.
-        cast: The copy of the weights that autocast makes and the backward pass needs.
-        residual: One element of the inputs of the norms, where it is not that of the other activations.
-        is_plain_loop: Whether PyTorch's own optimizers train, whose gradients are freed before the forward pass.
+    ``cast`` is the copy of the weights that autocast makes and the backward pass needs. ``residual`` is of the inputs
+    of the norms, where they differ from the other activations. ``is_plain_loop``: PyTorch's own optimizers train, whose
+    gradients are freed before the forward pass.
     """
 
     weights: int
@@ -119,18 +114,8 @@ def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind) -> StateByt
 class ParallelLayout:
     """How a model is spread over GPUs.
 
-    Attributes:
-        data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
-        zero: Stage of ZeRO, 0 to 3.
-        sequence_parallel: Whether norms and dropout are split along the sequence over the tensor-parallel ranks.
-        checkpointing: Activation checkpointing: what is recomputed.
-        micro_batch: Sequences of one forward pass on one data-parallel rank.
-        micro_batches: Forward passes of one step; None where unknown.
-        loss: The cross-entropy implementation.
-        context: Context-parallel degree: ranks that share a sequence. They have the same weights, so ZeRO shards the
-            states over these ranks, too.
-        virtual: Virtual stages per pipeline rank, 1 without interleaving.
-        dropout: Whether models that were published with dropout train with it: its masks are kept.
+    The expert degree divides the data-parallel one. Context-parallel ranks have the same weights, so ZeRO shards the
+    states over them, too. ``micro_batch`` is sequences of one forward pass, ``micro_batches`` forward passes of a step.
     """
 
     data: int
@@ -163,14 +148,9 @@ class ParallelLayout:
 class MemoryEstimate:
     """Bytes on the fullest GPU.
 
-    Attributes:
-        layout: How the model is spread.
-        weights, gradients, optimizer, activations: The parts; weights with the copies that the backward pass needs.
-        cast: The copies among the weights, which are gone when the optimizer steps.
-        gathered: What ZeRO 3 gathers of the weights at once, with its buckets of gradients.
-        buckets: What DistributedDataParallel sends gradients in; they stay when the gradients are freed.
-        stepping: Temporary tensors of the optimizer's step.
-        is_plain_loop: Whether gradients are freed before the forward pass.
+    ``weights`` have the copies ``cast``, which are gone when the optimizer steps. ``gathered`` is what ZeRO 3 gathers
+    at once, with its buckets; ``buckets`` are those of DistributedDataParallel; ``stepping`` is what the optimizer
+    makes.
     """
 
     layout: ParallelLayout
@@ -203,16 +183,7 @@ def estimate_memory(
     precision: StateBytes,
     attention: Attention,
 ) -> MemoryEstimate:
-    """Estimate the memory of the fullest GPU.
-
-    Args:
-        model: The dimensions.
-        layout: How the model is spread.
-        parameters: All parameters: the model's own number, or the size that its shape stands for.
-        seq_len: Tokens in a sequence.
-        precision: Bytes per parameter of each state.
-        attention: The attention implementation.
-    """
+    """The memory of the fullest GPU, for a number of parameters that the model's shape stands for."""
     scale = parameters / total_parameters(model)
     stages = [PipelineEnd.FIRST] if layout.pipeline == 1 else [PipelineEnd.FIRST, PipelineEnd.LAST]
     estimates = [
@@ -322,10 +293,7 @@ def activation_bytes(
     residual_bytes: int | None = None,
     is_plain_loop: bool = False,
 ) -> int:
-    """Bytes of the activations of a GPU on a pipeline stage.
-
-    ``residual_bytes`` are those of an element of the norms' inputs, where autocast keeps them in fp32.
-    """
+    """Bytes of the activations of a GPU on a pipeline stage."""
     tokens = ceil(seq_len * layout.micro_batch / layout.context)
     layers = ceil(model.layers / layout.pipeline)
     in_flight = layout.in_flight if stage is PipelineEnd.FIRST else 1

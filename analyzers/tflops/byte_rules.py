@@ -63,10 +63,7 @@ _Rule: TypeAlias = Callable[[_Call], int | None]
 def count_bytes(operator: str, inputs: OperatorInputs, kernel: str = "") -> int | None:
     """Bytes of one call; None where they do not follow from what the trace states.
 
-    Args:
-        operator: Its name, with its namespace.
-        inputs: Its inputs.
-        kernel: A kernel that it launched, whose name tells the type of elements in lists.
+    A kernel that the operator launched tells by its name the type of elements in lists.
     """
     match = _IN_KERNELS.search(kernel)
     call = _Call(operator.removeprefix("aten::"), inputs, _SIZES[match[1]] if match else 0)

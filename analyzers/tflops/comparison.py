@@ -91,15 +91,8 @@ _BIGSCIENCE_CODE = _Formula(
 class Step(NamedTuple):
     """One training step, as far as its operations depend on it.
 
-    Attributes:
-        parameters: N of the formulas that need no dimensions: the parameters that a token uses.
-        model: The dimensions; absent where only the size is known.
-        tokens: Tokens of the step over all GPUs.
-        seq_len: Tokens in a sequence.
-        checkpointing: Activation checkpointing: what is recomputed.
-        step_ns: Time of the step.
-        gpus: Number of GPUs.
-        peak_tflops: The peak of one GPU; absent for an unknown GPU.
+    ``parameters`` are those that a token uses, ``tokens`` are over all GPUs. ``model`` is absent where only the size is
+    known, ``peak_tflops`` for an unknown GPU.
     """
 
     parameters: int
@@ -259,11 +252,8 @@ def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, 
 class LogMatch(NamedTuple):
     """How a log's own figure compares with the conventions.
 
-    Attributes:
-        convention: The convention that explains every line; absent for none.
-        lines: How many lines state a figure.
-        nearest: The convention that is nearest to the log, in its most precise line.
-        nearest_deviation: How far the log is above it, as a share.
+    ``convention`` explains every line, or is absent. ``nearest_deviation`` is how far the most precise line is above
+    the nearest one, as a share.
     """
 
     convention: str | None
@@ -275,11 +265,8 @@ class LogMatch(NamedTuple):
 def match_log(allowed: Sequence[tuple[float, float]], conventions: Sequence[Convention]) -> LogMatch | None:
     """Find the convention that a log used; absent where no line states a figure or no convention has one.
 
-    Of several that explain every line, the first is taken, so the order of ``conventions`` is the preference.
-
-    Args:
-        allowed: The operations per token that each line allows, from the lowest to the highest.
-        conventions: Those that come into question.
+    ``allowed`` are the lowest and highest operations per token of each line. Of several conventions that explain every
+    line, the first is taken.
     """
     figures = {each.name: each.flops_per_token for each in conventions if each.flops_per_token is not None}
     if not allowed or not figures:

@@ -26,16 +26,10 @@ _UNKNOWN = -1
 
 
 class CountedCalls(NamedTuple):
-    """The operations of a trace's products.
+    """The operations of a trace's products: each counted product, its runs and the operations of all of them.
 
-    Attributes:
-        products: Each counted product, how often it ran, and the operations of all its runs.
-        without_shapes: Calls that could not be counted because the trace states no shapes.
-        not_counted: By operator the calls that are not counted, and the device time of their kernels.
-        multiplying_ns: Device time of all kernels that multiply, and of those of operators that are not counted.
-        counted_ns: The part of it in what is counted.
-        replays: Launches of graphs.
-        replays_ns: Device time of the kernels that multiply in them.
+    ``not_counted`` has calls and device time by operator. ``multiplying_ns`` is of all kernels that multiply and of
+    operators that are not counted; ``counted_ns`` is the part in what is counted. Launches of graphs are ``replays``.
     """
 
     products: Sequence[tuple[Product, int, int]]
@@ -81,13 +75,10 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
 
 
 class CallTree:
-    """Which of nested calls count.
+    """Which of nested calls count: inner ones, unless the one around them accounts for more than all of them.
 
-    Attributes:
-        counts: The calls that count: inner ones, unless the one around them accounts for more than all of them.
-        is_around: The calls around one that counts.
-        is_open: The outermost calls of which nothing is known: they neither count, nor are inside or around one that
-            does.
+    ``is_open`` are the outermost calls of which nothing is known: they neither count, nor are inside or around one that
+    does.
     """
 
     def __init__(self, own: Int64, parent: Int64) -> None:
@@ -127,13 +118,7 @@ _ATEN = "aten::"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedOperators:
-    """The operators that count.
-
-    Attributes:
-        rows: Their rows in ``Trace.operators``.
-        flops: Operations of each.
-        nesting: Of these operators, in their order, to find the one around a moment.
-    """
+    """The operators that count: their rows in ``Trace.operators``, the operations of each, and their nesting."""
 
     rows: Int64
     flops: Int64

@@ -58,13 +58,7 @@ class CrossCheck(Figures, frozen=True):
 
 
 def cross_check(step: Step, ranks: Sequence[TracedOperations], processes: int) -> CrossCheck | None:
-    """Compare what was counted with the formula; absent where no rank states shapes.
-
-    Args:
-        step: The step that was traced.
-        ranks: The traced ranks: all, or a representative part.
-        processes: Ranks of the job.
-    """
+    """Compare what the traced ranks counted with the formula; absent where no rank states shapes."""
     counted = [rank for rank in ranks if rank.flops_per_step]
     if not counted:
         return None

@@ -37,12 +37,7 @@ _ROUTER = re.compile(r"\b(?:router|gate|wg)\b", re.IGNORECASE)
 
 
 class Inferred(NamedTuple):
-    """A model by its shapes.
-
-    Attributes:
-        model: Its dimensions.
-        is_width_known: Whether its shapes show how wide attention is; else it is as wide as the hidden size.
-    """
+    """A model by its shapes, and whether they show how wide attention is; else it is as wide as the hidden size."""
 
     model: Transformer
     is_width_known: bool
@@ -63,15 +58,8 @@ def infer_dimensions(
 ) -> Inferred:
     """Infer the dimensions of a model.
 
-    Args:
-        weights: Its parameters.
-        name: What to call it.
-        stated: What its configuration states.
-        is_whole: Whether shapes are whole. Otherwise each rank's part of a matrix is a weight, and the configuration
-            states the layers and the hidden size.
-
-    Raises:
-        MissingInput: The shapes are not those of a transformer over tokens, or do not show what a token uses of it.
+    Where shapes are not whole, each rank's part of a matrix is a weight, and the configuration states layers and hidden
+    size. Raises MissingInput where the shapes are not of a transformer over tokens, or do not show what a token uses.
     """
     stated = stated or StatedDimensions()
     matrices = [weight for weight in weights if _is_matrix(weight)]

@@ -39,25 +39,12 @@ class NotCounted(NamedTuple):
 
 
 class TracedOperations(Struct, frozen=True, array_like=True):
-    """The operations of one trace.
+    """The operations of one trace: of a step on this rank, or of the entire trace where it marks no step.
 
-    Attributes:
-        rank: The rank that was traced; absent where unknown.
-        steps: Training steps in it; 0 where it marks none.
-        flops_per_step: Operations of one step on this rank, of the entire trace where no step is marked; absent where
-            no shape is stated.
-        step_ns: Mean time from one step to the next; absent without a step.
-        by_operator: Calls and operations of one step, by operator.
-        repeats: What ran forward again.
-        without_shapes: Products that could not be counted.
-        by_precision: Operations of one step by the data type of their operands, where the trace states it; products of
-            fp32, also those that are multiplied as TF32, are under ``fp32``.
-        kernel_ns: Device time of all kernels that multiply, by the data type in their names.
-        device_name: The GPU; ``""`` where the trace does not state one.
-        not_counted: Operators that multiply and are not counted, by their share of the time of kernels that multiply.
-        covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
-        replays: Launches of graphs, whose operations are not counted.
-        replays_share: Their share of the time of kernels that multiply.
+    Times of kernels are device time. ``by_operator`` has calls and operations, ``by_precision`` operations by the
+    operands' type; products that are multiplied as TF32 are under ``fp32``. ``covered`` is the share of the time of
+    kernels that multiply in what is counted. It is absent without these kernels. Operations of graphs (``replays``) are
+    not counted.
     """
 
     rank: int | None

@@ -34,11 +34,7 @@ _NEGLIGIBLE = 0.01
 
 
 class ProductPrecision(Figures, frozen=True):
-    """The data types of matrix products.
-
-    Attributes:
-        by_type: Share of the operations by data type, the largest first; empty where nothing shows it.
-    """
+    """The data types of matrix products: shares of the operations, the largest first; empty where unknown."""
 
     by_type: Mapping[str, float]
     evidence: Annotated[str, Doc("What shows it, as a phrase; why nothing does, where there are no shares.")]
@@ -67,13 +63,9 @@ class ProductPrecision(Figures, frozen=True):
 def find_precision(
     models: Sequence[Model], traced: Sequence[TracedOperations], gpu: Gpu | None, stated: str | None = None
 ) -> ProductPrecision:
-    """Find the precision of a run.
+    """The precision of a run: as the user states it, as its traces show it, or as its ranks recorded it.
 
-    Args:
-        models: What its ranks recorded.
-        traced: The operations of its traces.
-        gpu: Its GPU, whose peaks weigh the time of kernels.
-        stated: What the user states.
+    The peaks of the GPU weigh the time of kernels.
     """
     if stated is not None:
         return ProductPrecision({stated: 1.0}, "--precision")

@@ -35,15 +35,10 @@ _NODES = (Scope.NODE, Scope.FUNCTION_NODE, Scope.COMPILED_NODE)
 
 
 class Repeats(NamedTuple):
-    """The share of the products of the forward pass that ran again for the backward pass.
+    """The share of the products of the forward pass that ran again for the backward pass; absent with a reason.
 
-    Attributes:
-        share: Of all products; absent where the trace does not show it.
-        weights: Of the products with weights; absent likewise, or where there are none.
-        attention: Of those of the attention matrix; absent likewise.
-        is_cheap: Operators that do not multiply were recomputed.
-        reason: Why the share is absent; empty where it is not.
-        is_compiled: Whether that is because compiled graphs do not show it.
+    ``weights`` is of the products with weights, ``attention`` of those of the attention matrix. ``is_cheap``: operators
+    that do not multiply were recomputed. ``is_compiled``: compiled graphs do not show the share.
     """
 
     share: float | None
@@ -124,16 +119,9 @@ def find_repeats(trace: Trace, products: Products) -> Repeats:
 
 
 class _Places:
-    """Where the calls of products are in autograd's passes.
+    """For each call the innermost node of autograd around it, or ABSENT, and whether autograd tracks it.
 
-    Attributes:
-        has_nodes, has_compiled_nodes: Whether the trace has nodes at all, and some of compiled graphs.
-        node: For each call the innermost node around it, or ABSENT.
-        is_inside_node, is_tracked, is_compiled: For each call whether it is inside a node, whether autograd tracks it,
-            and whether it is part of a compiled graph.
-        is_of_function: For each call whether the innermost node is one of a function of Python, whose forward pass
-            autograd did not track.
-        repeats_cheap: Whether a tracked operator that does not multiply is inside a node.
+    ``is_of_function``: this node is one of a function of Python, whose forward pass autograd did not track.
     """
 
     def __init__(self, calls: ProductCalls, scopes: Scopes) -> None:

@@ -27,13 +27,7 @@ _UNKNOWN_WIDTH = "; the attention width is taken as the hidden size"
 
 
 class TrainedModel(NamedTuple):
-    """The model of a run, over all of its pipeline stages.
-
-    Attributes:
-        model: Its dimensions.
-        parameters, trainable: Number of parameters over all stages.
-        notes: Where the dimensions come from.
-    """
+    """The model of a run, over all of its pipeline stages, and where its dimensions come from."""
 
     model: Transformer
     parameters: int
@@ -42,15 +36,7 @@ class TrainedModel(NamedTuple):
 
 
 class TrainedDevice(NamedTuple):
-    """The GPUs of a run.
-
-    Attributes:
-        name: The name that the driver states; absent where unknown.
-        gpu: Its data sheet; absent where it is not listed.
-        precision: The data types of the products.
-        peak_tflops: The dense peak in that precision; absent without one.
-        notes: Source of the peak.
-    """
+    """The GPUs of a run: the driver's name, their data sheet, and the dense peak in the precision of the products."""
 
     name: str | None
     gpu: Gpu | None
@@ -60,11 +46,7 @@ class TrainedDevice(NamedTuple):
 
 
 def find_trained_model(run: Run) -> TrainedModel:
-    """Find the model that a run trained, over all stages of its pipeline.
-
-    Raises:
-        MissingInput: No rank recorded its model, or its operations cannot be counted.
-    """
+    """The model that a run trained, over all stages; MissingInput where no rank recorded it or it cannot be counted."""
     coordinates = {rank.rank: rank.parallel for rank in run.ranks}
     by_part: dict[tuple[int, int], Model] = {}  # of the ranks that have the same part the first
     for part in sorted(run.models, key=lambda model: model.rank):
@@ -150,11 +132,7 @@ def _merge_weights(parts: Sequence[tuple[Model, bool]]) -> list[Weight]:
 
 
 def count_step_tokens(times: StepTimes) -> tuple[int, int]:
-    """Tokens of a step over all GPUs, and tokens in a sequence.
-
-    Raises:
-        MissingInput: They are unknown.
-    """
+    """Tokens of a step over all GPUs, and tokens in a sequence; MissingInput where they are unknown."""
     rank = next((rank for rank in times.ranks if rank.tokens and rank.samples), None)
     if times.tokens_per_step is None or rank is None:
         raise MissingInput("the number of tokens in a step is unknown: the model's input was not a matrix of token ids")
@@ -208,13 +186,7 @@ def _describe_missing_gpu(devices: Sequence[str]) -> str:
 
 
 class Recomputation(NamedTuple):
-    """What a run recomputed.
-
-    Attributes:
-        checkpointing: The kind of activation checkpointing; absent where it is unknown.
-        share: The share of the products of the forward pass that ran again, as traces show it; absent where none does.
-        notes: The source of that.
-    """
+    """The kind of checkpointing, absent where unknown, and the share of the forward pass's products that ran again."""
 
     checkpointing: Checkpointing | None
     share: float | None

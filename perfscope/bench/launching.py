@@ -31,14 +31,7 @@ _LONGEST_DESCRIPTION_S = 300
 
 @dataclass(slots=True)
 class TrainingPlace:
-    """Where a training leaves its files.
-
-    Attributes:
-        run_dir: The run of ``perfscope profile``.
-        result: What each rank wrote.
-        checkpoint: The checkpoint, which is removed once it was measured.
-        log: The output of the processes.
-    """
+    """Where a training leaves its run, each rank's result, its checkpoint (removed once measured) and its output."""
 
     run_dir: Path
     result: Path
@@ -62,16 +55,7 @@ class TrainingPlace:
 
 @dataclass(slots=True)
 class Started:
-    """A training that runs.
-
-    Attributes:
-        variant: The row.
-        place: Where it leaves its files.
-        process: The command that was started.
-        port: Of the rendezvous.
-        is_late: Whether it was ended because its time was over.
-        ranks: Processes below the command when it was asked to end.
-    """
+    """A training that runs: its command, the port of its rendezvous, and its ranks once it is asked to end."""
 
     variant: Variant
     place: TrainingPlace
@@ -185,12 +169,7 @@ def model_words(settings: Settings) -> list[str]:
 
 
 def describe_machine(settings: Settings) -> Machine:
-    """What the training script says of the model and of this machine, before anything is trained.
-
-    Raises:
-        UsageError: The model or the data cannot be used; the last line of what it raised says why.
-        PerfscopeError: torch is missing.
-    """
+    """What the training script says of the model and of this machine; UsageError where the model cannot be used."""
     if find_spec("torch") is None:
         raise PerfscopeError("torch is not installed here", hint="pip install perfscope-toolkit[torch]")
     ended = subprocess.run(

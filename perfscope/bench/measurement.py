@@ -18,28 +18,11 @@ SCHEMA = "perfscope/bench-measurement/1"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A training that ended; what was not measured is None.
+    """A training that ended, without warm-up, the profiled step and its neighbours; what was not measured is None.
 
-    Attributes:
-        variant: The row.
-        repetition: Its number among the row's trainings, from 0.
-        reason: Why it failed; None where it did not.
-        step_ns: Each measured step of the job, without the warm-up, the profiled step and its neighbours.
-        samples: Samples of a step.
-        tokens: Tokens of a step.
-        first_loss, last_loss: The loss of the first step, and the mean of the last quarter of the steps.
-        losses: The loss of each step, up to the first that is no number.
-        accuracy: Share of correct answers in the last quarter of the steps.
-        memory_bytes: The peak of tensors on each device in order, or of each process on CPUs.
-        util_percent: Mean utilisation of the GPUs.
-        step_j: Energy of a step of all GPUs.
-        overlap: Share of the communication that computation hides.
-        shares: Shares of the profiled step: ``compute``, ``exposed_communication``, ``exposed_copy``, ``idle``.
-        bubble: Share of the pipeline's time in which its stages idle.
-        tflops: TFLOPs per GPU by convention; ``products`` counts the model's own matrix products and convolutions.
-        mfu: Share of the peak.
-        save_ns, save_bytes: Duration and size of a checkpoint.
-        notes: Doubts about the figures.
+    ``memory_bytes`` is the peak of tensors on each device, or of each process on CPUs. ``last_loss`` and ``accuracy``
+    are of the last quarter of the steps. ``step_j`` is of all GPUs, ``shares`` of the profiled step. ``tflops`` is per
+    GPU, by convention; ``products`` counts the model's own matrix products and convolutions.
     """
 
     variant: Variant
@@ -80,20 +63,12 @@ class Measurement:
 
 
 def read_measurements(folder: Path) -> list[Measurement]:
-    """The measurements of a folder.
-
-    Raises:
-        SourceError: A file is none.
-    """
+    """The measurements of a folder; SourceError where a file is none."""
     return [read_measurement(path) for path in sorted(folder.glob("*.json"))]
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read one measurement.
-
-    Raises:
-        SourceError: The file is none.
-    """
+    """Read one measurement; SourceError where the file is none."""
     try:
         values = json.loads(path.read_bytes())
         is_ours = isinstance(values, dict) and values.get("schema") == SCHEMA

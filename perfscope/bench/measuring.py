@@ -33,11 +33,7 @@ _LAST_QUARTER = 4
 def measure(
     variant: Variant, repetition: int, settings: Settings, machine: Machine, place: TrainingPlace
 ) -> Measurement:
-    """The measurement of a training that ended well.
-
-    Raises:
-        PerfscopeError: Its run or its results cannot be read.
-    """
+    """The measurement of a training that ended well; PerfscopeError where its run or its results cannot be read."""
     ranks = _read_ranks(place.result, variant, settings)
     results, doubts = _analyze(place.run_dir)
     step_ns = _find_steps(place.run_dir, settings)
@@ -71,11 +67,7 @@ def measure(
 
 
 def run_perfscope(*words: str) -> Tree:
-    """The JSON that a command of perfscope prints.
-
-    Raises:
-        PerfscopeError: It failed; its last line says why.
-    """
+    """The JSON that a command of perfscope prints; PerfscopeError with its last line where it failed."""
     command = [sys.executable, "-m", "perfscope", "--quiet", *words, "--format", "json"]
     ended = subprocess.run(
         command,

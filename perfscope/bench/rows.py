@@ -29,12 +29,7 @@ _SHORTEST_WITH_ENERGY_NS = 2 * NS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast a row is as another.
-
-    Attributes:
-        value: Throughput over throughput.
-        interval: At 95 %; None with one round.
-    """
+    """Throughput of a row over that of another, with its 95 % interval; without one where there was one round."""
 
     value: float
     interval: tuple[float, float] | None
@@ -55,13 +50,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One variant and its trainings.
-
-    Attributes:
-        variant: The row.
-        trainings: Those that were measured, by number.
-        reason: Why there is none, or why some failed; None where all are measured.
-    """
+    """One variant, its measured trainings by number, and why there is none or why some failed."""
 
     variant: Variant
     trainings: tuple[Measurement, ...]

@@ -40,13 +40,7 @@ _FOLLOWS = (b"ChildFailedError", b"CalledProcessError", b"SignalException", b"Ke
 
 
 def explain_failure(log: Path, exit_code: int | None, seconds: float) -> str:
-    """The reason in a few words.
-
-    Args:
-        log: What the processes printed.
-        exit_code: Of the command; None where it was ended because it took too long.
-        seconds: How long it was given.
-    """
+    """Why a training failed, from its output; an exit code of None is one that was ended after so many seconds."""
     if exit_code is None:
         return f"failed: it did not end within {seconds:g} s"
     content = log.read_bytes()[-_LAST_BYTES:] if log.exists() else b""
@@ -76,16 +70,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """The trainings of a benchmark.
-
-    Attributes:
-        folder: Where everything is written.
-        settings: What all have in common.
-        machine: What they run on.
-        variants: The rows.
-        repetitions: Trainings of each row.
-        seconds: What one training may take.
-    """
+    """The trainings of a benchmark: ``repetitions`` of each variant, each of which may take ``seconds``."""
 
     folder: Path
     settings: Settings
@@ -109,13 +94,9 @@ def order_trainings(variants: Sequence[Variant], repetitions: int) -> list[tuple
 
 
 def prepare_folder(folder: Path, settings: Settings) -> Settings:
-    """Begin a benchmark in a folder, or go on with the one that was interrupted there.
+    """Begin a benchmark in a folder, or go on with the one there; returns the settings with that one's threads.
 
-    Returns:
-        The settings, with the threads that a device has in the folder.
-
-    Raises:
-        UsageError: The folder holds something else, or a benchmark with other settings.
+    Raises UsageError where the folder holds something else, or a benchmark with other settings.
     """
     path = folder / _SETTINGS_FILE
     document: dict[str, Json] = {"schema": SCHEMA, **settings.data_of()}
@@ -144,11 +125,7 @@ def _describe_change(name: str, before: Json, now: Json) -> str:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Keep other benchmarks out of a folder that is prepared; the system lets go of it when the process ends.
-
-    Raises:
-        UsageError: Another process runs a benchmark there.
-    """
+    """Keep other benchmarks out of a folder (UsageError) until the process ends."""
     with (folder / _LOCK_FILE).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,11 +138,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def read_settings(folder: Path) -> dict[str, Json]:
-    """The settings of the benchmark in a folder.
-
-    Raises:
-        SourceError: There is none.
-    """
+    """The settings of the benchmark in a folder; SourceError where there is none."""
     try:
         document = json.loads((folder / _SETTINGS_FILE).read_bytes())
     except (OSError, ValueError):

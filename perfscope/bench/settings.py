@@ -16,13 +16,8 @@ from perfscope.workloads.strategies import MICRO_BATCHES, STRATEGIES, Batch, Pro
 class Machine:
     """What the rows are run on, and what they train.
 
-    Attributes:
-        gpus: GPUs of this host; 0 where the benchmark uses CPUs.
-        layers: Layers of the model, at which a pipeline can cut it.
-        tokens: Tokens of a sample; None where it is no sequence.
-        has_splits: Whether it is known how tensor parallelism splits the model.
-        is_classified: Whether there is an accuracy.
-        flops_per_sample: Operations of the products of a forward and backward pass; None where they cannot be counted.
+    ``gpus`` are of this host, 0 on CPUs. ``tokens`` are of a sample. ``flops_per_sample`` counts the products of a
+    forward and backward pass; None where they cannot be counted.
     """
 
     gpus: int
@@ -82,15 +77,8 @@ WARMUP, _STEPS_OF_WINDOW = 3, 3
 class Settings:
     """What all rows of a benchmark have in common.
 
-    Attributes:
-        model: As typed.
-        data: File or folder of real data; None for synthetic data.
-        device: ``cpu`` or ``cuda``.
-        batch: Samples of a step of all devices together.
-        steps: Steps that are measured.
-        threads: Threads of a device: a CPU device is a share of the cores, the same one in every row.
-        launcher: The words that start the processes of several hosts; None for torchrun on this host.
-        model_sha256: Hash of the file of a model of one's own, whose rows are of one model; None for the others.
+    ``batch`` is of all devices together. A CPU device is a share of the cores (``threads``), the same in every row.
+    ``model_sha256`` is of the file of a model of one's own, so that all rows are of one model.
     """
 
     model: str
@@ -119,15 +107,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One row: a strategy on so many devices.
-
-    Attributes:
-        strategy: Its name.
-        nproc: Devices.
-        precision: ``fp32`` or ``bf16``.
-        recompute: Activations of each block are computed again in the backward pass.
-        compile: The model is compiled by torch.compile.
-    """
+    """One row: a strategy on ``nproc`` devices."""
 
     strategy: str
     nproc: int
@@ -176,11 +156,8 @@ _PRECISIONS = ("fp32", "bf16")
 def expand_matrix(strategies: str, nproc: str, precision: str, options: str) -> tuple[Variant, ...]:
     """Every sensible combination of lists that are separated by commas, by number of devices.
 
-    A strategy of one device has one row, whatever numbers are asked for. A number that is too small for a strategy
-    gives no row. Where all numbers are too small, the largest one has a row, which can state the reason.
-
-    Raises:
-        UsageError: A strategy, a number, a precision or an option is unknown.
+    A number that is too small for a strategy gives no row. Where all are, the largest one has a row, which can state
+    the reason. Raises UsageError where a strategy, a number, a precision or an option is unknown.
     """
     words = nproc.split(",")
     if not all(word.isdigit() and int(word) > 0 for word in words):
@@ -218,11 +195,7 @@ def _choose_nprocs(strategy: Strategy, nprocs: Sequence[int]) -> Iterator[int]:
 
 
 def choose_strategies(names: Sequence[str]) -> tuple[str, ...]:
-    """The strategies of ``--strategies``.
-
-    Raises:
-        UsageError: There is none of a name.
-    """
+    """The strategies of ``--strategies``; UsageError where there is none of a name."""
     if tuple(names) == ("all",):
         return tuple(STRATEGIES)
     for name in names:

@@ -90,15 +90,9 @@ class SequenceOptions(NamedTuple):
 
 
 class ModelChoice(NamedTuple):
-    """The model that a command is about.
+    """The model that a command is about; without dimensions where only a size was typed.
 
-    Attributes:
-        active_parameters: The parameters that one token uses.
-        total_parameters: All parameters, every expert counted.
-        transformer: The dimensions; None where only a size was typed.
-        origin: Where the model comes from, as a phrase for reports.
-        notes: What was assumed.
-        seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
+    ``active_parameters`` are those that a token uses; ``seq_len`` is of the model's pre-training.
     """
 
     active_parameters: int
@@ -110,15 +104,9 @@ class ModelChoice(NamedTuple):
 
 
 def choose_model(options: ModelOptions, seq_len: int, logged: ModelDescription | None = None) -> ModelChoice:
-    """Find the model in what was typed, or else in a log.
+    """Find the model in what was typed, or else in a log; ``seq_len`` is the learned positions of a GPT of dimensions.
 
-    Args:
-        options: The size, name, file or dimensions that were typed.
-        seq_len: Tokens in a sequence: the learned positions of a GPT that is made from its dimensions.
-        logged: The model that a log describes.
-
-    Raises:
-        UsageError: No model was typed or logged, it is unknown, or its sources contradict each other.
+    Raises UsageError where there is none, it is unknown, or its sources contradict each other.
     """
     size = parse_parameters(options.size) if options.size else None
     found = _find_model(options.model, seq_len) if options.model else None
@@ -161,11 +149,7 @@ def choose_description(description: ModelDescription) -> ModelChoice:
 
 
 def describe_logged_model(log: JobLog) -> ModelDescription | None:
-    """The model that a log's arguments describe, with the size that the log states; None without its dimensions.
-
-    Raises:
-        UsageError: The arguments contradict each other.
-    """
+    """The model that a log's arguments describe, with the size that it states; UsageError where they contradict."""
     # Setup imports NumPy, which a model by its name or size does not need.
     from perfscope.analyzers.logs.setup import Overrides, stated_setup
     from perfscope.sources.models.megatron_arguments import model_from_arguments
@@ -268,13 +252,10 @@ def _complete(description: ModelDescription, typed: dict[str, int]) -> ModelDesc
 
 
 def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription:
-    """Make a model of typed dimensions.
+    """Make a model of typed dimensions; UsageError where one is missing or contradicts another.
 
     Without a gate it is a GPT: biases, LayerNorm, learned positions, tied embeddings. With a gate it is a Llama: no
     biases, RMSNorm, rotary positions, untied embeddings.
-
-    Raises:
-        UsageError: A dimension is missing, or contradicts another.
     """
     missing = [name for name in _REQUIRED if name not in typed]
     if missing:
@@ -386,16 +367,7 @@ class PeakOptions(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The denominator of MFU and HFU.
-
-    Attributes:
-        gpu: The GPU; None where it is not given or not known.
-        dtype: The data type.
-        tflops: The dense peak of one GPU in TFLOP/s; None where it is not known.
-        source: Where the peak comes from; empty without one.
-        assumptions: What was assumed.
-        warnings: Why there is no peak, where a GPU was named.
-    """
+    """The denominator of MFU and HFU: the dense peak of one GPU in TFLOP/s; None with a warning where unknown."""
 
     gpu: Gpu | None
     dtype: str
@@ -417,11 +389,7 @@ class Peak(NamedTuple):
 
 
 def resolve_peak(options: PeakOptions) -> Peak:
-    """Find the peak.
-
-    Raises:
-        UsageError: The GPU has no peak in the format, or the typed peak counts sparsity.
-    """
+    """Find the peak; UsageError where the GPU has none in the format, or the typed peak counts sparsity."""
     gpu = lookup_gpu(options.gpu) if options.gpu else None
     dtype = str(options.dtype) if options.dtype else (gpu.training_dtype if gpu else Dtype.BF16.value)
     assumptions = _list_assumptions(options, gpu, dtype)

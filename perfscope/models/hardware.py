@@ -22,13 +22,9 @@ _VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
 
 
 class Link(NamedTuple):
-    """The fastest link of a GPU to other GPUs.
+    """The fastest link of a GPU to other GPUs: 10**9 bytes/s in each direction, and its source.
 
-    Attributes:
-        name: ``NVLink 4``, ``PCIe 4.0 x16`` and so on.
-        gb_s: 10**9 bytes/s in each direction.
-        source: Where the figure comes from.
-        reduces: Whether its switches can add up what passes through them.
+    ``reduces``: its switches can add up what passes through them.
     """
 
     name: str
@@ -38,17 +34,10 @@ class Link(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU model.
+    """One GPU model: its names, its dense peaks in TFLOP/s by data type, and their source.
 
-    Attributes:
-        name: The value of ``--gpu``.
-        cuda_names: What ``torch.cuda.get_device_name()`` prints.
-        dense_tflops: Peak TFLOP/s without sparsity, by data type.
-        source: Where the figures come from.
-        aliases: Other values of ``--gpu``.
-        memory_bytes: Memory by the datasheet; a program can see some percent more or less.
-        link: Its fastest link; absent where none is listed.
-        memory_tb_s: Peak rate of its memory in TB/s; absent where none is listed.
+    ``memory_bytes`` is by the datasheet; a program can see some percent more or less. ``memory_tb_s`` is the peak rate
+    of its memory.
     """
 
     name: str
@@ -71,11 +60,7 @@ class Gpu(NamedTuple):
         return "bf16" if "bf16" in self.dense_tflops else "fp16"
 
     def peak_tflops(self, dtype: str) -> float:
-        """The dense peak in one data type.
-
-        Raises:
-            UsageError: The GPU has no peak in that format.
-        """
+        """The dense peak in one data type; UsageError where the GPU has none."""
         if dtype not in self.dense_tflops:
             formats = ", ".join(self.dense_tflops)
             raise UsageError(f"{self.name} has no peak in {dtype}", hint=f"it has one in {formats}")
@@ -120,11 +105,7 @@ def lookup_gpu(name: str) -> Gpu | None:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Look a GPU up by its name, an alias or its CUDA name.
-
-    Raises:
-        UsageError: No GPU has that name; a peak is never guessed.
-    """
+    """Look a GPU up by its name, an alias or its CUDA name; UsageError where none has it: a peak is never guessed."""
     gpu = lookup_gpu(name)
     if gpu is None:
         raise UsageError(describe_unlisted(name), hint=f"known: {list_gpu_names()}")
@@ -153,15 +134,10 @@ def fastest_gpu() -> Gpu:
 
 
 def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
-    """Return a peak that a user typed, unless it is a datasheet's figure with sparsity.
+    """Return a peak that a user typed, in TFLOP/s.
 
-    Args:
-        peak_tflops: The peak, in TFLOP/s.
-        dtype: The data type that it is for.
-        gpu: The GPU that it is for; None to compare with all GPUs.
-
-    Raises:
-        UsageError: It is not positive, or counts 2:4 sparsity, which no training step uses.
+    Raises UsageError where it is not positive, or is the figure of the GPU (of any without one) with 2:4 sparsity,
+    which no training step uses.
     """
     if not 0 < peak_tflops < float("inf"):
         raise UsageError(f"a peak of {peak_tflops:g} TFLOP/s is not possible")

@@ -12,15 +12,7 @@ GATED_MATRICES = 3
 
 
 class Latent(NamedTuple):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
-
-    Attributes:
-        q_rank: Rank of compressed queries; None where they are not compressed.
-        kv_rank: Rank of compressed keys and values.
-        nope_dim: Dimensions of a query or key head without position.
-        rope_dim: Dimensions of a query or key head that carry the rotary position.
-        value_dim: Dimensions of a value head.
-    """
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); without ``q_rank`` queries are not compressed."""
 
     q_rank: int | None
     kv_rank: int
@@ -32,14 +24,9 @@ class Latent(NamedTuple):
 class Experts(NamedTuple):
     """A mixture of experts in place of some layers' MLP.
 
-    Attributes:
-        routed: Routed experts in a layer.
-        active: Routed experts per token (top-k).
-        ffn: Hidden size of one routed expert.
-        shared_ffn: Hidden size of all shared experts together; 0 without shared experts.
-        layers: Number of layers with experts; the remaining layers have a dense MLP.
-        vectors: Biases of one routed expert.
-        layer_vectors: Vectors of one layer's router and shared experts.
+    ``routed`` and ``active`` (top-k) are experts of a layer; ``ffn`` is of one routed expert, ``shared_ffn`` of all
+    shared ones together. ``vectors`` are biases of one routed expert, ``layer_vectors`` those of the router and shared
+    experts.
     """
 
     routed: int
@@ -54,26 +41,10 @@ class Experts(NamedTuple):
 class Transformer(NamedTuple):
     """A decoder-only transformer.
 
-    Attributes:
-        name: Name of the model.
-        layers: Transformer layers, without multi-token-prediction modules.
-        hidden: Hidden size.
-        heads: Query heads.
-        kv_heads: Key and value heads; fewer than ``heads`` with grouped-query attention.
-        head_dim: Dimensions of a head.
-        ffn: Hidden size of a dense MLP.
-        mlp_matrices: 3 with a gate, else 2.
-        vocabulary: Rows of the embedding table.
-        tied: Whether the output layer is the embedding table.
-        positions: Rows of a learned position table; 0 for rotary or ALiBi.
-        layer_vectors: Norms and biases of one layer, without the biases of routed experts.
-        other_vectors: Norms and biases outside the layers.
-        latent: Multi-head latent attention; None for ordinary attention.
-        experts: Mixture of experts in place of some dense MLPs; None for a dense model.
-        mtp_layers: Multi-token-prediction modules (DeepSeek-V3, arXiv 2412.19437), each with one layer.
-        window: Tokens of the sliding attention window; None for full attention.
-        context: Maximum sequence length stated by its authors; None where unknown.
-        padded_vocabulary: Rows of the embedding table after the framework's padding; None where unknown.
+    ``ffn`` is of a dense MLP, with 3 matrices where it has a gate. ``positions`` are learned, 0 for rotary or ALiBi.
+    ``layer_vectors`` and ``other_vectors`` are norms and biases in a layer (without routed experts) and outside of
+    layers. ``mtp_layers`` are multi-token-prediction modules (DeepSeek-V3, arXiv 2412.19437), each with one layer.
+    ``window`` is of sliding attention in tokens; ``context`` is the longest sequence that its authors state.
     """
 
     name: str
@@ -126,11 +97,7 @@ class Transformer(NamedTuple):
 
 
 def require_consistent(model: Transformer) -> Transformer:
-    """Return the model if its dimensions are possible together.
-
-    Raises:
-        UsageError: They contradict each other.
-    """
+    """Return the model if its dimensions are possible together; else UsageError."""
     for dimension in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary"):
         if getattr(model, dimension) < 1:
             raise UsageError(f"{model.name}: {dimension} must be at least 1, not {getattr(model, dimension)}")
@@ -163,14 +130,9 @@ def _check_mlp(model: Transformer) -> None:
 
 
 class ModelDescription(NamedTuple):
-    """The dimensions of a model and where they come from.
+    """The dimensions of a model, and where they come from as a phrase.
 
-    Attributes:
-        transformer: The dimensions.
-        origin: The source of the dimensions, as a phrase for reports.
-        notes: What was assumed or is not counted.
-        seq_len: Tokens in a sequence of its pre-training; None where unknown.
-        parameters: The number of parameters that a log states; None to count them.
+    ``seq_len`` is of its pre-training; ``parameters`` is the number that a log states.
     """
 
     transformer: Transformer

@@ -80,16 +80,9 @@ _LINEAR_ORDERS: dict[Schedule, DeviceOrder] = {
 
 
 def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> PassOrder:
-    """Plan one training step.
+    """Plan one training step of p devices and m micro-batches; UsageError where the schedule does not exist for them.
 
-    Args:
-        schedule: The schedule's name.
-        devices: Pipeline stages, p.
-        microbatches: Micro-batches of one pipeline in a step, m.
-        chunks: Virtual stages on a device, v; only the interleaved schedule takes more than one (ZB-V always has two).
-
-    Raises:
-        UsageError: The schedule does not exist for these numbers.
+    Only the interleaved schedule takes more than one virtual stage on a device (``chunks``); ZB-V always has two.
     """
     require_possible(schedule, devices, microbatches, chunks)
     if schedule in _LINEAR_ORDERS:
@@ -100,11 +93,7 @@ def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int =
 
 
 def require_possible(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> None:
-    """Say why a schedule does not exist for these numbers.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Say why a schedule does not exist for these numbers (UsageError)."""
     if chunks > 1 and schedule is not Schedule.INTERLEAVED:
         raise UsageError(
             f"the schedule {schedule} has no virtual stages to choose",

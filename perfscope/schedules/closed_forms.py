@@ -28,15 +28,7 @@ class StageTimes(Struct, frozen=True):
 
 
 class ClosedForm(Struct, frozen=True):
-    """A formula for the bubble, evaluated.
-
-    Attributes:
-        formula: Idle time of a stage.
-        source: Where it is from.
-        useful: Useful time of a stage in a step, m (F + B + W).
-        bubble: Idle time of a stage in a step, in the unit of the stage times; absent with ``reason``.
-        reason: Why the formula does not hold for these numbers.
-    """
+    """The formula for the idle time of a stage, evaluated in the unit of the stage times; absent with a reason."""
 
     formula: str
     source: str
@@ -72,15 +64,7 @@ _FORMS = {
 
 
 def closed_form(schedule: Schedule, devices: int, microbatches: int, times: StageTimes, chunks: int = 1) -> ClosedForm:
-    """The idle time of a stage by the schedule's formula.
-
-    Args:
-        schedule: The schedule's name.
-        devices: Pipeline stages, p.
-        microbatches: Micro-batches of a step, m.
-        times: Of every stage.
-        chunks: Virtual stages on a device, v.
-    """
+    """The idle time of a stage by the schedule's formula, with ``chunks`` virtual stages on a device."""
     reason = _find_limitation(schedule, devices, microbatches, times, chunks)
     formula, source = _FORMS[schedule]
     return ClosedForm(

@@ -43,13 +43,7 @@ class Lane(NamedTuple):
 
 
 class GanttChart(NamedTuple):
-    """Lanes over one axis.
-
-    Attributes:
-        title: Its heading.
-        lanes: From top to bottom.
-        end: Where the axis ends; it begins at 0.
-    """
+    """Lanes from top to bottom over one axis from 0 to ``end``."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -57,13 +51,7 @@ class GanttChart(NamedTuple):
 
 
 def draw_timeline(title: str, timeline: PassTimeline, ticks: int = 1) -> GanttChart:
-    """Chart a simulated step; the passes of an overlapped pair share its time, drawn in sequence.
-
-    Args:
-        title: Its heading.
-        timeline: The step.
-        ticks: How many of the timeline's ticks a unit of the chart has.
-    """
+    """Chart a simulated step in units of ``ticks``; the passes of an overlapped pair share its time, in sequence."""
     lanes = []
     for device, spans in enumerate(timeline.devices):
         bars = []
@@ -116,13 +104,7 @@ def to_text(chart: GanttChart, width: int) -> str:
 
 
 def to_charts(charts: Sequence[GanttChart], unit: int = 1, label: str = "") -> tuple[Chart, ...]:
-    """Charts on a common axis, as long as the longest one.
-
-    Args:
-        charts: From the top to the bottom.
-        unit: How many of their units of time one of the axis has.
-        label: The axis' unit.
-    """
+    """Charts on a common axis, as long as the longest one; ``label`` is a unit of so many of the charts' units."""
     end = max((chart.end for chart in charts), default=0) or 1
     last = len(charts) - 1
     return tuple(

@@ -26,13 +26,7 @@ class PassKind(StrEnum):
 
 
 class Op(NamedTuple):
-    """One pass of one micro-batch through one virtual stage.
-
-    Attributes:
-        kind: Which pass.
-        microbatch: Which micro-batch, from 0.
-        stage: The virtual stage, counted along the micro-batch's own way through the model, from 0 to p * v - 1.
-    """
+    """One pass of one micro-batch through one virtual stage, which counts from 0 along the micro-batch's own way."""
 
     kind: PassKind
     microbatch: int
@@ -46,12 +40,9 @@ DeviceOrder: TypeAlias = Callable[[int, int, int], Iterable[Block]]
 
 
 class PassOrder(Struct, frozen=True):
-    """The order of all passes of one training step.
+    """The order of all passes of one training step: for each of the p devices its blocks.
 
-    Attributes:
-        microbatches: Micro-batches in the step, m.
-        stages: Virtual stages that a micro-batch passes, p * v.
-        orders: For each of the p devices its blocks in order.
+    ``stages`` are the p * v virtual stages that a micro-batch passes.
     """
 
     microbatches: int

@@ -34,11 +34,7 @@ _ALTERNATIVE_SCHEDULES = (
 class PassTimes(Struct, frozen=True):
     """The times of one micro-batch on each of the p stages, in integer nanoseconds.
 
-    Attributes:
-        forward: The forward pass.
-        backward: The whole backward pass.
-        weight: The part of it that computes the gradient of the weights.
-        transfer: The transfer to the next stage, by sending stage.
+    ``backward`` is the whole backward pass, ``weight`` its weight gradient, ``transfer`` that to the next stage.
     """
 
     forward: tuple[int, ...]
@@ -81,10 +77,7 @@ class PipelineSetup(Struct, frozen=True):
 class SimulatedStep(Struct, frozen=True):
     """One simulated step; times are ticks of 1 / ``ticks_per_ns`` ns, so that virtual stages divide exactly.
 
-    Attributes:
-        timeline: When each pass ran.
-        ticks_per_ns: Virtual stages on a stage.
-        peak_in_flight: For each stage the most micro-batches whose activations it stores, in its share of the model.
+    ``peak_in_flight``: for each stage the most micro-batches whose activations it stores, in its share of the model.
     """
 
     timeline: PassTimeline
@@ -103,14 +96,7 @@ class SimulatedStep(Struct, frozen=True):
 
 
 class Alternative(Struct, frozen=True):
-    """A change of the setup, and its effect.
-
-    Attributes:
-        change: The difference to the setup.
-        fraction_of_total: The bubble after the change.
-        speedup: Throughput relative to that of the setup.
-        peak_in_flight: The most micro-batches whose activations a stage stores.
-    """
+    """A change of the setup: its bubble, its relative throughput, and the most micro-batches in flight on a stage."""
 
     change: str
     fraction_of_total: Fraction
@@ -119,14 +105,7 @@ class Alternative(Struct, frozen=True):
 
 
 class ThroughputTarget(Struct, frozen=True):
-    """The micro-batches that a throughput takes, in TFLOPs per GPU.
-
-    Attributes:
-        tflops: Throughput measured at the setup's micro-batches.
-        target_tflops: Throughput to reach.
-        limit: Throughput without any bubble, which more micro-batches approach but never reach.
-        microbatches: The fewest that reach the target; absent where the limit is too low.
-    """
+    """The fewest micro-batches that reach a throughput in TFLOPs per GPU; absent where it is beyond the limit."""
 
     tflops: Fraction
     target_tflops: Fraction
@@ -140,11 +119,7 @@ def apply_closed_form(setup: PipelineSetup) -> ClosedForm:
 
 
 def simulate_setup(setup: PipelineSetup) -> SimulatedStep:
-    """Simulate one step of a setup.
-
-    Raises:
-        UsageError: The schedule does not exist for its numbers.
-    """
+    """Simulate one step of a setup; UsageError where the schedule does not exist for its numbers."""
     chunks = chunks_per_device(setup.schedule, setup.chunks)
     plan = make_plan(setup.schedule, setup.devices, setup.microbatches, setup.chunks)
     peaks = tuple(Fraction(peak_in_flight(blocks), chunks) for blocks in plan.orders)

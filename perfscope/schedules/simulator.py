@@ -40,13 +40,9 @@ class Timing(ABC):
 
 @dataclass(frozen=True, slots=True)
 class UniformTiming(Timing):
-    """Micro-batches that all take the same time, and sends that run beside computation.
+    """Micro-batches that all take the same time, and sends that run during computation.
 
-    Attributes:
-        forward: Time of the forward pass on each virtual stage.
-        backward: Time of the backward pass on each virtual stage, the weight gradient included.
-        weight: The part of it that is the weight gradient.
-        transfer: Transfer time by sending device.
+    Times are by virtual stage, of transfers by sending device; ``backward`` includes the weight gradient.
     """
 
     forward: tuple[int, ...]
@@ -79,11 +75,7 @@ class BlockSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassTimeline:
-    """A simulated step.
-
-    Attributes:
-        devices: For each device its blocks as they ran, in order.
-    """
+    """A simulated step: for each device its blocks as they ran, in order."""
 
     devices: tuple[tuple[BlockSpan, ...], ...]
 
@@ -133,11 +125,7 @@ def to_fraction_of_ideal(fraction_of_total: Fraction) -> Fraction:
 
 
 def simulate(plan: PassOrder, timing: Timing) -> PassTimeline:
-    """Run a plan.
-
-    Raises:
-        Deadlock: The order can never run to its end.
-    """
+    """Run a plan; Deadlock where the order can never run to its end."""
     run = _Simulation(plan, timing)
     ready = deque(range(plan.devices))
     while ready:

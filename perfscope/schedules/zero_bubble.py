@@ -135,10 +135,9 @@ class _VirtualStage:
 
 
 def dualpipe_plan(devices: int, microbatches: int) -> PassOrder:
-    """Micro-batches enter at both ends, and a forward pass overlaps a backward pass of the opposite direction.
+    """Even micro-batches go from the first device to the last, odd ones back, through a second copy of the model.
 
-    Even micro-batches go from the first device to the last, odd ones back, through a second copy of the model. The
-    phases are those of the published schedule (DeepSeek-V3, figure 5).
+    A forward pass overlaps a backward pass of the opposite direction (DeepSeek-V3, figure 5).
     """
     orders = tuple(tuple(_DualPipeDevice(device, devices, microbatches).order()) for device in range(devices))
     return PassOrder(microbatches, devices, orders)

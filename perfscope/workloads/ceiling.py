@@ -37,12 +37,7 @@ _SHORTEST_S = 0.02
 
 
 class CeilingClock:
-    """Times calls on one device.
-
-    Attributes:
-        device: The device.
-        ends: The moment after which nothing more is measured.
-    """
+    """Times calls on one device, until its time is over."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self.device = device

@@ -13,15 +13,7 @@ _INITIAL_STD = 0.02  # GPT-2's: the first loss is then the logarithm of the voca
 
 @dataclass(frozen=True, slots=True)
 class GptConfig:
-    """The dimensions of a GPT.
-
-    Attributes:
-        layers: Transformer blocks.
-        hidden: Width.
-        heads: Attention heads.
-        vocabulary: Tokens.
-        seq_len: Longest sequence.
-    """
+    """The dimensions of a GPT."""
 
     layers: int = 2
     hidden: int = 128

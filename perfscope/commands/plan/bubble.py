@@ -105,11 +105,7 @@ class BubbleOptions(NamedTuple):
 def predict_bubble(
     bubble: BubbleOptions, pp: int | None, virtual_stages: int | None, tflops: float | None, output_format: Format
 ) -> Outcome:
-    """Predict the bubble of a setup.
-
-    Raises:
-        UsageError: An option is out of range, or the setup is too large to simulate and its closed form does not apply.
-    """
+    """Predict the bubble of a setup; UsageError where an option is out of range, or it is too large to simulate."""
     if pp is None:
         raise UsageError("--pp is missing", hint="perfscope plan --pp 4 --microbatches 8")
     if bubble.svg is not None:

@@ -21,11 +21,7 @@ _GPUS_PER_NODE = 8
 
 
 def check_layout(inputs: PlanInputs, model: Transformer) -> None:
-    """Refuse degrees that do not divide what they split.
-
-    Raises:
-        UsageError: They do not.
-    """
+    """Refuse degrees that do not divide what they split (UsageError)."""
     layout = inputs.layout
     tensor, pipeline, context, virtual = map(layout.size, ("tp", "pp", "cp", "virtual_stages"))
     if layout.zero is not None and layout.zero not in range(LAST_STAGE + 1):
@@ -58,11 +54,7 @@ def _model_parallel_gpus(inputs: PlanInputs) -> int:
 
 
 def check_batches(inputs: PlanInputs) -> None:
-    """Refuse a global batch that does not divide into micro-batches.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Refuse a global batch that does not divide into micro-batches (UsageError)."""
     layout = inputs.layout
     if layout.gbs is None:
         return
@@ -177,16 +169,8 @@ def assume_shape(parameters: int) -> tuple[Transformer, str]:
 class TrainingPlan:
     """A plan of a training run.
 
-    Attributes:
-        inputs: What it was computed from.
-        choice: The model.
-        shape: Its dimensions; assumed where only a size is known.
-        shape_note: How they were assumed; empty where they are known.
-        peak: What the GPU can do.
-        duration: Tokens, speed and time.
-        recomputes: Whether the convention of the speed counts recomputed activations.
-        memory: The estimates for the typed layouts.
-        fitting: The estimates for the layouts that fit; None where the memory of the GPU is unknown.
+    ``shape`` are the model's dimensions; where only a size is known they are assumed, as ``shape_note`` says.
+    ``recomputes``: the convention of the speed counts recomputation. ``fitting`` is None where the GPU is unknown.
     """
 
     inputs: PlanInputs
@@ -218,11 +202,7 @@ class TrainingPlan:
 
 
 def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPlan:
-    """Compute the plan.
-
-    Raises:
-        UsageError: The degrees do not divide, or the convention needs dimensions that are unknown.
-    """
+    """Compute the plan; UsageError where degrees do not divide, or the convention needs dimensions that are unknown."""
     shape, shape_note = (choice.transformer, "") if choice.transformer else assume_shape(choice.active_parameters)
     check_layout(inputs, shape)
     convention = _find_convention(inputs, choice)

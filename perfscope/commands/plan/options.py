@@ -130,14 +130,7 @@ class MemoryOptions(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What the duration is computed from; of tokens, speed and time the missing one is solved for.
-
-    Attributes:
-        tokens: Tokens to train on.
-        tflops_per_gpu: TFLOPs per GPU by ``convention``.
-        seconds: Duration.
-        convention: The convention of the TFLOPs.
-    """
+    """What the duration is computed from; of tokens, speed and time the missing one is solved for."""
 
     tokens: int | None
     tflops_per_gpu: float | None
@@ -146,11 +139,7 @@ class Target(NamedTuple):
 
 
 def parse_target(options: DurationOptions) -> Target:
-    """Parse the options of the duration.
-
-    Raises:
-        UsageError: A value is not positive, or all three are given.
-    """
+    """Parse the options of the duration; UsageError where a value is not positive, or all three are given."""
     for option, value in (("--tflops", options.tflops), ("--days", options.days)):
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"{option} must be positive, not {value:g}")
@@ -163,17 +152,7 @@ def parse_target(options: DurationOptions) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """What a plan is computed from beside the model.
-
-    Attributes:
-        gpus: Number of GPUs.
-        target: Tokens, speed and time.
-        training: Sequence length and activation checkpointing; None for what is not known.
-        layout: Degrees of parallelism and batch; None for what is not known.
-        memory: Implementations and precision that the memory depends on.
-        peak: The GPU and the data type; None for what is not known.
-        model_seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
-    """
+    """What a plan is computed from beside the model; None for what is not known."""
 
     gpus: int
     target: Target

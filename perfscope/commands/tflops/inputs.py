@@ -30,14 +30,7 @@ class StepOptions(NamedTuple):
 class StepInputs(NamedTuple):
     """A step as far as it is known; None for what was neither typed nor read.
 
-    Attributes:
-        samples: Global batch size.
-        step_ns: Time of one step.
-        gpus: Number of GPUs.
-        seq_len: Tokens in a sequence.
-        checkpointing: Activation checkpointing: what is recomputed.
-        dtype: The data type.
-        read: What was read from files, one phrase for each value.
+    ``samples`` is the global batch; ``read`` has a phrase for each value that was read from a file.
     """
 
     samples: int | None = None

@@ -23,13 +23,7 @@ from perfscope.units import format_parameters
 
 
 class LogComparison(NamedTuple):
-    """A log's figures compared with the formulas.
-
-    Attributes:
-        data: The value of ``log`` in JSON.
-        notes: The same in sentences.
-        convention: The convention that explains a log's figure; None where none does.
-    """
+    """A log's figures compared with the formulas, and the convention that explains them, if any."""
 
     data: Json
     notes: tuple[str, ...]
@@ -51,13 +45,7 @@ _LIKELY = {
 
 
 class StepLog(NamedTuple):
-    """A log of the step.
-
-    Attributes:
-        log: The table.
-        model: The model that the log describes; None where it does not print all dimensions.
-        choice: The model, with the size that ``perfscope logs`` reports; None where the log states neither.
-    """
+    """A log of the step, and the model that it describes, as far as it does."""
 
     log: JobLog
     model: ModelDescription | None
@@ -66,8 +54,7 @@ class StepLog(NamedTuple):
     def supply(self, inputs: StepInputs) -> StepInputs:
         """Take missing values from the log; the same ones as ``perfscope logs`` reports.
 
-        Raises:
-            UsageError: The log has no iteration line, and no time was typed; or nothing states the number of GPUs.
+        Raises UsageError where neither states the time of a step, or the number of GPUs.
         """
         log = self.log
         setup = stated_setup(log, Overrides())
@@ -114,12 +101,7 @@ class StepLog(NamedTuple):
 
 
 def read_step_log(path: Path) -> StepLog:
-    """Read a training log.
-
-    Raises:
-        SourceError: The file cannot be read.
-        UsageError: No known framework wrote it, or its arguments contradict each other.
-    """
+    """Read a training log; UsageError where no known framework wrote it, or its arguments contradict each other."""
     log = read_log(path)
     if log.framework is None:
         raise UsageError(

@@ -22,16 +22,7 @@ if TYPE_CHECKING:  # the readers of logs import NumPy
 
 
 class TflopsAnswer(NamedTuple):
-    """What the report is made of.
-
-    Attributes:
-        step: The step whose operations are counted.
-        samples: Global batch size: sequences in the step over all GPUs.
-        choice: The model.
-        inputs: What was typed or read.
-        peak: The denominator of MFU and HFU.
-        log: The log; None where none was named.
-    """
+    """What the report is made of; ``samples`` is the global batch in sequences."""
 
     step: Step
     samples: int

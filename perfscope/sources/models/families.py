@@ -16,17 +16,9 @@ Flag = bool | tuple[str, bool]
 class Family(NamedTuple):
     """What the config.json of an architecture does not state.
 
-    Attributes:
-        gated: The MLP has a gate.
-        norm_vectors: Vectors of a norm: 2 with a bias, else 1.
-        norms: Norms of the hidden size in a layer.
-        qkv_bias, out_bias, mlp_bias, head_bias: Where biases are.
-        tied: Whether embeddings are tied where the file does not state it.
-        positions: Extra rows of a learned position table; None without such a table.
-        qk_norm: Norms of queries and keys: of one ``head``, or ``full`` over all heads.
-        mixture: The architecture has experts.
-        other_norms: Norms outside the layers.
-        head_dim: Dimensions of a head where the file does not state them; None for hidden / heads.
+    ``norm_vectors`` is 2 where norms have a bias, ``norms`` counts those of a layer. ``tied`` and ``head_dim`` are
+    where the file does not state them. ``positions`` are extra rows of a learned position table. ``qk_norm`` is of one
+    ``head``, or ``full`` over all heads.
     """
 
     gated: bool = True

@@ -48,9 +48,7 @@ def is_config_file(path: Path) -> bool:
 def read_config(path: Path) -> ModelDescription:
     """Read a ``config.json``, or the one in a folder.
 
-    Raises:
-        SourceError: The file does not exist or is not a JSON object.
-        UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
+    Raises SourceError where there is no file, UsageError where it is no config of a known architecture.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -73,8 +71,7 @@ def read_config(path: Path) -> ModelDescription:
 def to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, ...]]:
     """Build a Transformer from a config's keys; the second value lists what is not counted.
 
-    Raises:
-        UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
+    Raises UsageError where its architecture or a part of it is not known, or its dimensions contradict each other.
     """
     try:
         return _to_transformer(config, name)

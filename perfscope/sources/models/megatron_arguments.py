@@ -20,15 +20,9 @@ from perfscope.models.transformer import (
 def model_from_arguments(
     arguments: Mapping[str, str], vocabulary: tuple[int, int] | None, origin: str
 ) -> Transformer | None:
-    """The model that the arguments describe; None where they lack one of its dimensions.
+    """The model that printed arguments describe; None where they lack one of its dimensions.
 
-    Args:
-        arguments: Names and printed values.
-        vocabulary: Tokens and rows of the padded table, where they are known from elsewhere.
-        origin: Where the arguments come from, for the model's name and in errors.
-
-    Raises:
-        UsageError: They contradict each other.
+    ``vocabulary`` are tokens and padded rows where known from elsewhere. Raises UsageError where arguments contradict.
     """
     numbers = {name: int(value) for name, value in arguments.items() if value.isdigit()}
     enabled = {name for name, value in arguments.items() if value == "True"}

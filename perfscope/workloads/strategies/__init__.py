@@ -35,19 +35,9 @@ class Batch(Enum):
 class Strategy:
     """A row of the benchmark.
 
-    Attributes:
-        title: What people read.
-        module: Its module in this package.
-        processes: How it is started.
-        batch: What it does with a batch.
-        fewest: The fewest devices.
-        multiple: The number of devices is a multiple of it.
-        stages: Stages on each device; 0 where the model is not cut.
-        needs_splits: It needs a model whose products it knows how to split.
-        package: A package beside torch that it needs.
-        late_imports: Modules that the package imports only when it begins to train.
-        options: Keyword arguments of its ``build``.
-        equals: Strategies with the same name here train the same weights, but for rounding.
+    ``fewest`` and ``multiple`` limit the number of devices. ``stages`` are on each device, 0 where the model is not
+    cut. ``late_imports`` are what the package imports only when it begins to train. Strategies with the same ``equals``
+    train the same weights, but for rounding.
     """
 
     title: str

@@ -50,11 +50,7 @@ def synthetic_tokens(vocabulary: int, seq_len: int) -> Batches:
 
 
 def image_files(path: Path) -> Batches:
-    """Images and labels of MNIST's idx files in a folder, or of ``images`` and ``labels`` in an .npz file.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Images and labels of MNIST's idx files in a folder, or of an .npz file; ValueError where there are none."""
     if path.suffix == ".npz":
         arrays = np.load(path, allow_pickle=False)
         pixels, labels = arrays["images"], arrays["labels"]
@@ -76,8 +72,7 @@ def image_files(path: Path) -> Batches:
 def token_file(path: Path, vocabulary: int, seq_len: int) -> Batches:
     """Sequences of a file: .bin (16-bit tokens, as nanoGPT writes), .npy, or any text, whose bytes are the tokens.
 
-    Raises:
-        ValueError: It is shorter than a sequence, or has a token beyond the vocabulary.
+    Raises ValueError where it is shorter than a sequence, or has a token beyond the vocabulary.
     """
     if path.suffix == ".npy":
         stream = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)

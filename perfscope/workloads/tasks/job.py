@@ -35,12 +35,9 @@ _RANK_VARIABLES = {
 class StrategyTraining:
     """A strategy at work: what its ``build`` returns.
 
-    Attributes:
-        step: Trains on this rank's share of a batch.
-        save: Writes a checkpoint into a folder; every rank calls it.
-        share: Number of this rank's share of each batch, and number of shares.
-        leave: Ends what must end before the process does.
-        is_called: Whether this rank works when others call it, which is over when it left.
+    ``save`` is called by every rank. ``share`` is the number of this rank's share of each batch, and of shares.
+    ``leave`` ends what must end before the process does. ``is_called``: this rank works when others call it, until it
+    left.
     """
 
     step: Step
@@ -52,15 +49,7 @@ class StrategyTraining:
 
 @dataclass(slots=True)
 class Job:
-    """One process of a training.
-
-    Attributes:
-        task: What is trained.
-        options: The options of the training script.
-        rank, local_rank, world_size: Its place among the processes.
-        devices: Of a process that trains on several devices, these; else the process's own.
-        hits: Correct answers of each batch, where targets are classes.
-    """
+    """One process of a training."""
 
     task: TrainingTask
     options: argparse.Namespace
@@ -109,11 +98,7 @@ class Job:
         return _AutocastLayers(*layers) if self.is_bf16 else nn.Sequential(*layers)
 
     def cut_layers(self, parts: int) -> list[nn.Module]:
-        """The model in so many parts of about as many layers.
-
-        Raises:
-            ValueError: There are fewer layers.
-        """
+        """The model in ``parts`` of about as many layers; ValueError where there are fewer layers."""
         layers = self.layers()
         if len(layers) < parts:
             raise ValueError(f"a model of {len(layers)} layers cannot be cut into {parts} stages")

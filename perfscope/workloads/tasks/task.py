@@ -37,16 +37,8 @@ GPT_SPLITS = {"qkv": "columns", "projection": "rows", "mlp.0": "columns", "mlp.2
 class TrainingTask:
     """A model, its data and its loss.
 
-    Attributes:
-        name: As it was typed.
-        layers: Builds the layers, from the inputs to the outputs; the same weights after the same seed.
-        batch: Makes the inputs and targets of a step.
-        loss: The mean loss of a batch's outputs and targets.
-        block: The type of the layer that repeats: recomputed and sharded each by itself; None where unknown.
-        splits: How tensor parallelism splits the products of a block; empty where it cannot.
-        tokens: Tokens of a sample; None where it is no sequence.
-        lr: A learning rate with which the loss falls from the first steps on.
-        is_classified: Whether the targets are one class a sample, so that there is an accuracy.
+    ``layers`` builds the same weights after the same seed. ``block`` is the layer that repeats: recomputed and sharded
+    each by itself. ``splits`` is how tensor parallelism splits the products of a block. ``tokens`` are of a sample.
     """
 
     name: str
@@ -85,11 +77,7 @@ def gpt_layers(config: GptConfig) -> list[nn.Module]:
 
 
 def make_task(model: str, data: Path | None, image_size: int) -> TrainingTask:
-    """The task of ``--model`` and ``--data``.
-
-    Raises:
-        ValueError: The model is none of those that are known.
-    """
+    """The task of ``--model`` and ``--data``; ValueError where the model is none of those that are known."""
     if model == "resnet50":
         batch = image_files(data) if data else synthetic_images(image_size)
         channels = batch(0, 1)[0].shape[1]
