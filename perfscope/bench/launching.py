@@ -26,7 +26,6 @@ _NVML_HZ = "20"
 _POLL_S = 0.02
 #: After Ctrl-C a training has so long to end by itself.
 _PATIENCE_S = 10
-_LONGEST_DESCRIPTION_S = 300
 
 
 @dataclass(slots=True)
@@ -177,7 +176,6 @@ def describe_machine(settings: Settings) -> Machine:
         capture_output=True,
         text=True,
         check=False,
-        timeout=_LONGEST_DESCRIPTION_S,
         env=_environment(settings, None, 0),
     )
     if ended.returncode != 0:

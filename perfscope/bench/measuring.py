@@ -16,7 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.shared.step_selection import job_times_ns, last_attempts
 from perfscope.bench.launching import TrainingPlace
-from perfscope.bench.measurement import Measurement
+from perfscope.bench.rows import Measurement
 from perfscope.bench.settings import WARMUP, Machine, Settings, Variant
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError

@@ -8,21 +8,93 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from math import exp, fsum, log, sqrt
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from scipy.special import stdtrit
 
 from perfscope.analyzers.shared.statistics import CONFIDENCE
-from perfscope.bench.measurement import Measurement
-from perfscope.bench.settings import Variant
+from perfscope.bench.settings import Variant, read_variant
 from perfscope.constants import NS_PER_S
+from perfscope.errors import SourceError
+from perfscope.files import replace_file
 from perfscope.report import Json
-from perfscope.tables.steps import FEWEST_STEPS
 
-_FEWEST_ROUNDS = 2
+SCHEMA = "perfscope/bench-measurement/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A training that ended, without warm-up, the profiled step and its neighbours; what was not measured is None.
+
+    ``memory_bytes`` is the peak of tensors on each device, or of each process on CPUs. ``last_loss`` and ``accuracy``
+    are of the last quarter of the steps. ``step_j`` is of all GPUs, ``shares`` of the profiled step. ``tflops`` is per
+    GPU, by convention; ``products`` counts the model's own matrix products and convolutions.
+    """
+
+    variant: Variant
+    repetition: int
+    reason: str | None = None
+    step_ns: tuple[int, ...] = ()
+    samples: int | None = None
+    tokens: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    losses: tuple[float, ...] = ()
+    accuracy: float | None = None
+    memory_bytes: tuple[int, ...] = ()
+    util_percent: float | None = None
+    step_j: float | None = None
+    overlap: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
+    bubble: float | None = None
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    mfu: float | None = None
+    save_ns: int | None = None
+    save_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its files and of its run."""
+        return f"{self.variant.key}.{self.repetition}"
+
+    def data(self) -> dict[str, Json]:
+        """The measurement for JSON."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / f"{self.name}.json", json.dumps(self.data(), indent=1).encode())
+
+
+def read_measurements(folder: Path) -> list[Measurement]:
+    """The measurements of a folder; SourceError where a file is none."""
+    return [read_measurement(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read one measurement; SourceError where the file is none."""
+    try:
+        values = json.loads(path.read_bytes())
+        is_ours = isinstance(values, dict) and values.get("schema") == SCHEMA
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise SourceError(path, "is not a measurement of `perfscope bench`")
+    names = {column.name for column in fields(Measurement)}
+    chosen: dict[str, Any] = {name: value for name, value in values.items() if name in names}
+    chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
+    chosen["variant"] = read_variant(values["variant"])
+    return Measurement(**chosen)
+
+
 #: Half of the steps of a shorter training begin less than a second behind its start, which NVML's power still holds.
 _SHORTEST_WITH_ENERGY_NS = 2 * NS_PER_S
 
@@ -75,19 +147,12 @@ class BenchRow:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the throughput.
-
-        Over the trainings where there are several; else over the steps of the one, which says nothing of the next one.
-        """
-        if not self.trainings or not self.trainings[0].samples:
+        """The 95 % interval of the throughput over the trainings; None with one."""
+        samples = self.trainings[0].samples if self.trainings[1:] else None
+        if not samples:
             return None
-        samples = self.trainings[0].samples
-        if len(self.trainings) >= _FEWEST_ROUNDS:
-            spread = _student([log(_step_s(training)) for training in self.trainings])
-            return samples / exp(spread[1]), samples / exp(spread[0])
-        steps = [wall_ns / NS_PER_S for wall_ns in self.trainings[0].step_ns]
-        low, high = _student(steps) if len(steps) >= FEWEST_STEPS else (0.0, 0.0)
-        return (samples / high, samples / low) if low > 0 else None
+        low, high = _student([log(_step_s(training)) for training in self.trainings])
+        return samples / exp(high), samples / exp(low)
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -162,7 +227,7 @@ def compare_rows(row: BenchRow, other: BenchRow) -> Ratio | None:
         for training in row.trainings
         if training.repetition in rounds
     ]
-    if row is other or len(logs) < _FEWEST_ROUNDS:
+    if row is other or not logs[1:]:
         return Ratio(value, None)
     low, high = _student(logs)
     return Ratio(value, (exp(low), exp(high)))

@@ -8,20 +8,18 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from perfscope.bench.launching import Started, TrainingPlace, start
-from perfscope.bench.measurement import Measurement, read_measurements
 from perfscope.bench.measuring import measure
+from perfscope.bench.rows import Measurement, read_measurements
 from perfscope.bench.settings import Machine, Settings, Variant, find_obstacle
 from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.report import Json
 from perfscope.wire import RUN_FILE
 
-_LAST_BYTES = 200_000
-_LONGEST_REASON = 160
 _OUT_OF_MEMORY = re.compile(
     rb"(OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|DefaultCPUAllocator: can't allocate memory"
     rb"|std::bad_alloc|MemoryError)[^\n]*"
@@ -43,20 +41,19 @@ def explain_failure(log: Path, exit_code: int | None, seconds: float) -> str:
     """Why a training failed, from its output; an exit code of None is one that was ended after so many seconds."""
     if exit_code is None:
         return f"failed: it did not end within {seconds:g} s"
-    content = log.read_bytes()[-_LAST_BYTES:] if log.exists() else b""
+    content = log.read_bytes() if log.exists() else b""
     if memory := _OUT_OF_MEMORY.search(content):
-        return f"out of memory: {_shorten(memory.group())}"
+        return f"out of memory: {_to_text(memory.group())}"
     if _KILLED.search(content):
         return "failed: killed by SIGKILL, as a host kills what it has no memory for"
     if exit_code in _NOT_STARTED and (messages := _MESSAGE.findall(content)):
-        return f"failed: {_shorten(messages[-1])}"
+        return f"failed: {_to_text(messages[-1])}"
     errors = [error for error in _ERROR.findall(content) if not any(name in error for name in _FOLLOWS)]
-    return f"failed: {_shorten(errors[0])}" if errors else f"failed: exit code {exit_code}"
+    return f"failed: {_to_text(errors[0])}" if errors else f"failed: exit code {exit_code}"
 
 
-def _shorten(line: bytes) -> str:
-    text = " ".join(line.decode(errors="replace").split())
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+def _to_text(line: bytes) -> str:
+    return " ".join(line.decode(errors="replace").split())
 
 
 SCHEMA = "perfscope/bench-settings/1"
@@ -99,7 +96,7 @@ def prepare_folder(folder: Path, settings: Settings) -> Settings:
     Raises UsageError where the folder holds something else, or a benchmark with other settings.
     """
     path = folder / _SETTINGS_FILE
-    document: dict[str, Json] = {"schema": SCHEMA, **settings.data_of()}
+    document: dict[str, Json] = {"schema": SCHEMA, **asdict(settings)}
     if path.exists():
         earlier = read_settings(folder)
         settings = replace(settings, threads=int(str(earlier.get("threads", settings.threads))))
@@ -177,27 +174,19 @@ def run_trainings(plan: BenchPlan, tell: Tell) -> Iterator[Measurement]:
 
 
 def _finish(plan: BenchPlan, measurement: Measurement, training: Started) -> Measurement:
-    code = training.finish(plan.seconds)
-    finished = _conclude(plan, measurement, training.place, code)
-    finished.write(plan.folder / _ROWS_FOLDER)
-    _clear_up(plan, finished, training.place)
-    return finished
-
-
-def _conclude(plan: BenchPlan, measurement: Measurement, place: TrainingPlace, code: int | None) -> Measurement:
-    variant, repetition = measurement.variant, measurement.repetition
-    if code != 0:
-        return Measurement(variant, repetition, reason=explain_failure(place.log, code, plan.seconds))
-    try:
-        return measure(variant, repetition, plan.settings, plan.machine, place)
-    except PerfscopeError as error:
-        return Measurement(variant, repetition, reason=f"failed: {error}")
-
-
-def _clear_up(plan: BenchPlan, measurement: Measurement, place: TrainingPlace) -> None:
+    place, code = training.place, training.finish(plan.seconds)
+    if code == 0:
+        try:
+            measurement = measure(measurement.variant, measurement.repetition, plan.settings, plan.machine, place)
+        except PerfscopeError as error:
+            measurement = replace(measurement, reason=f"failed: {error}")
+    else:
+        measurement = replace(measurement, reason=explain_failure(place.log, code, plan.seconds))
+    measurement.write(plan.folder / _ROWS_FOLDER)
     description = place.run_dir / RUN_FILE
     if description.exists() and not (plan.folder / RUN_FILE).exists():
         shutil.copyfile(description, plan.folder / RUN_FILE)
     shutil.rmtree(place.result.parent, ignore_errors=True)
     if measurement.reason is None:
         place.log.unlink(missing_ok=True)
+    return measurement

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import product
 
 from perfscope.errors import UsageError
-from perfscope.report import Json
 from perfscope.workloads.strategies import MICRO_BATCHES, STRATEGIES, Batch, Processes, Strategy
 
 
@@ -90,10 +89,6 @@ class Settings:
     launcher: str | None
     model_sha256: str | None = None
 
-    def data_of(self) -> dict[str, Json]:
-        """The settings for JSON."""
-        return asdict(self)
-
     @property
     def profiled_step(self) -> int:
         """The step that is profiled, after the measured ones."""
@@ -138,10 +133,6 @@ class Variant:
     def processes(self) -> int:
         """Processes that train."""
         return self.nproc if self.facts.processes is Processes.ONE_A_DEVICE else 1
-
-    def data(self) -> dict[str, Json]:
-        """The variant for JSON."""
-        return asdict(self)
 
 
 OPTION_SETS = {

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from perfscope.bench.rows import BenchRow, Ratio, compare_rows
 from perfscope.constants import GB, NS_PER_S
 from perfscope.report import Cell, Column, Json, Section, in_unit, milliseconds, percent
-
-#: Devices whose memory differs by less share one figure.
-_SAME_MEMORY = 0.02
-_NO_LETTERS = ""
-
 
 #: Why a figure of where the time goes may be absent, by its column.
 _WHY_ABSENT = {
@@ -56,8 +52,7 @@ def comparison_section(rows: Sequence[BenchRow], first: BenchRow | None, *, is_c
         Column("Notes"),
     )
     notes = [
-        "Samples/s: of all devices, from the step time. The interval is over a row's trainings, or over the steps of "
-        "a single one.",
+        "Samples/s: of all devices, from the step time. The interval is over a row's trainings; n/a with one.",
         "Differs: whether the speed truly differs from the first row's, at 95 %; n/a with one training.",
         "Memory: the peak of the processes' memory." if is_cpu else "Memory: the peak of tensors in the allocator.",
         "Change: of the fullest device's memory against the first row. Loss, accuracy: mean of the last quarter.",
@@ -114,7 +109,7 @@ def _compared(row: BenchRow, first: BenchRow | None) -> tuple[Cell, ...]:
         row.mean("util_percent"),
         row.mean("last_loss"),
         row.mean("accuracy"),
-        "; ".join(row.notes) or _NO_LETTERS,
+        "; ".join(row.notes) or "",
     )
 
 
@@ -141,7 +136,7 @@ def _row_data(row: BenchRow, first: BenchRow | None) -> Json:
     ratio = compare_rows(row, first) if first is not None else None
     return {
         "name": row.variant.key,
-        **row.variant.data(),
+        **asdict(row.variant),
         "title": row.variant.facts.title,
         "trainings": len(row.trainings),
         "reason": row.reason,
@@ -169,14 +164,10 @@ def describe_memory(memory_bytes: Sequence[int]) -> Cell:
     >>> describe_memory([5_900_000_000, 3_400_000_000]), describe_memory([7_700_000_000] * 4)
     ('5.90 + 3.40', '7.70 each')
     """
-    if not memory_bytes:
-        return None
-    largest = max(memory_bytes)
-    if len(memory_bytes) == 1:
-        return f"{largest / GB:.2f}"
-    if largest - min(memory_bytes) <= _SAME_MEMORY * largest:
-        return f"{largest / GB:.2f} each"
-    return " + ".join(f"{device / GB:.2f}" for device in memory_bytes)
+    figures = [f"{device / GB:.2f}" for device in memory_bytes]
+    if figures[1:] and len(set(figures)) == 1:
+        return f"{figures[0]} each"
+    return " + ".join(figures) or None
 
 
 def _efficiency(row: BenchRow, first: BenchRow | None) -> float | None:

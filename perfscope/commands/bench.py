@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -13,8 +14,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfscope.bench.launching import describe_machine
-from perfscope.bench.measurement import Measurement
-from perfscope.bench.rows import sum_up
+from perfscope.bench.rows import Measurement, sum_up
 from perfscope.bench.running import BenchPlan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
 from perfscope.bench.settings import OPTION_SETS, Settings, choose_strategies, expand_matrix, order_variants
 from perfscope.bench.tables import rows_data, sections_of
@@ -209,7 +209,7 @@ def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
         raise PerfscopeError("; ".join(notes) or "no row was run")
     if code == ExitCode.OK and all(measurement.reason is not None for measurement in chosen):
         code = ExitCode.FAILED
-    report = to_report(plan.settings.data_of(), chosen)
+    report = to_report(asdict(plan.settings), chosen)
     return Outcome(report, format, notes=tuple(notes), exit_code=code)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfscope.bench.measurement import Measurement
+from perfscope.bench.rows import Measurement
 from perfscope.bench.settings import Machine, Settings, Variant
 
 SETTINGS = Settings(

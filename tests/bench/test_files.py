@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.bench.measurement import read_measurement
+from perfscope.bench.rows import read_measurement
 from perfscope.bench.running import hold_folder, prepare_folder, read_rows, read_settings
 from perfscope.errors import SourceError, UsageError
 from tests.bench.examples import SETTINGS, measurement, variant

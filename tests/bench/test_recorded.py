@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kept_run
-from perfscope.bench.measurement import Measurement
+from perfscope.bench.rows import Measurement
 from perfscope.bench.running import read_rows
 from tests.conftest import ROOT
 

@@ -9,8 +9,7 @@ from statistics import median
 import pytest
 from scipy import stats
 
-from perfscope.bench.measurement import Measurement
-from perfscope.bench.rows import BenchRow, compare_rows, sum_up
+from perfscope.bench.rows import BenchRow, Measurement, compare_rows, sum_up
 from tests.bench.examples import measurement, variant
 
 SINGLE, DDP = variant("single", 1), variant("ddp", 2)

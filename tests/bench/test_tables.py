@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfscope.bench.measurement import Measurement
-from perfscope.bench.rows import sum_up
+from perfscope.bench.rows import Measurement, sum_up
 from perfscope.bench.tables import (
     comparison_section,
     time_section,

@@ -27,7 +27,6 @@ from perfscope.workloads.tasks.task import TrainingTask, make_task
 _KIB = 1024
 #: Pixels of a side of a synthetic image.
 _IMAGE_SIZE = {"cpu": 16, "cuda": 28}
-_POLL_S = 0.02
 
 
 def parse_options(words: Sequence[str]) -> argparse.Namespace:
