@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, list_gpu_names, lookup_gpu, resolve_family
@@ -40,6 +41,7 @@ _SIZE_TOLERANCE = 0.05
 #: The name of a model that is made from its dimensions.
 UNNAMED = "the model"
 DEFAULT_SEQ_LEN = 1024
+DEFAULT_GPUS = 64
 DEFAULT_CHECKPOINTING = Checkpointing.FULL
 _USUAL_HEAD_DIM = 64
 _REQUIRED = ("layers", "hidden", "vocab")
@@ -87,6 +89,62 @@ class SequenceOptions(NamedTuple):
         Checkpointing | None,
         typer.Option(help="Activation checkpointing: what is recomputed.", show_default=DEFAULT_CHECKPOINTING.value),
     ] = None
+
+
+class Dtype(StrEnum):
+    """The data type of the matrix products."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    TF32 = "tf32"
+    FP32 = "fp32"
+
+
+class StepOptions(NamedTuple):
+    """The work and the time of one step, as typed."""
+
+    gbs: Annotated[
+        int | None,
+        typer.Option(
+            help="Global batch size: sequences in one step over all GPUs.",
+            show_default="of --log, else required",
+        ),
+    ] = None
+    time: Annotated[str | None, typer.Option(help="Time of one step: 127, 127s, 2m7s, 127000ms.")] = None
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default=str(DEFAULT_GPUS))] = None
+
+
+class StepInputs(NamedTuple):
+    """A step as far as it is known; None for what was neither typed nor read.
+
+    ``samples`` is the global batch; ``read`` has a phrase for each value that was read from a file.
+    """
+
+    samples: int | None = None
+    step_ns: int | None = None
+    gpus: int | None = None
+    seq_len: int | None = None
+    checkpointing: Checkpointing | None = None
+    dtype: Dtype | None = None
+    read: tuple[str, ...] = ()
+
+    def fill_missing(self, supplied: StepInputs, origin: str) -> StepInputs:
+        """Take the missing values from a file's, and note that they were read."""
+        phrases = {
+            "samples": f"global batch {supplied.samples}",
+            "step_ns": f"time of a step {(supplied.step_ns or 0) / NS_PER_S:.4g} s, the median of steady-state steps",
+            "gpus": f"{supplied.gpus} GPUs",
+            "seq_len": f"sequence length {supplied.seq_len}",
+            "checkpointing": f"activation checkpointing {supplied.checkpointing}",
+            "dtype": f"matrix products in {supplied.dtype}",
+        }
+        values = {
+            name: value
+            for name in phrases
+            if getattr(self, name) is None and (value := getattr(supplied, name)) is not None
+        }
+        return self._replace(**values, read=(*self.read, *(f"{phrases[name]}, from {origin}" for name in values)))
 
 
 class ModelChoice(NamedTuple):
@@ -327,16 +385,6 @@ def describe_assumed_seq_len(seq_len: int, model_seq_len: int | None) -> str:
     if model_seq_len == seq_len:
         return f"sequence length {seq_len}, that of the model's pre-training (--seq-len)"
     return f"sequence length {seq_len} (--seq-len); the model's pre-training took {model_seq_len}"
-
-
-class Dtype(StrEnum):
-    """The data type of the matrix products."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP8 = "fp8"
-    TF32 = "tf32"
-    FP32 = "fp32"
 
 
 class PeakOptions(NamedTuple):

@@ -15,8 +15,15 @@ from msgspec import Struct
 
 from perfscope.errors import UsageError
 from perfscope.report import Column, Section, percent
-from perfscope.schedules.catalog import Schedule, chunks_per_device, make_plan, require_possible
-from perfscope.schedules.closed_forms import ClosedForm, StageTimes, closed_form
+from perfscope.schedules.catalog import (
+    ClosedForm,
+    Schedule,
+    StageTimes,
+    chunks_per_device,
+    closed_form,
+    make_plan,
+    require_possible,
+)
 from perfscope.schedules.operations import PassOrder
 from perfscope.schedules.simulator import PassTimeline, UniformTiming, peak_in_flight, simulate
 

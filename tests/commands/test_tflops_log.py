@@ -142,29 +142,6 @@ def test_torchtitans_line_is_compared_per_token(tmp_path: Path) -> None:
     assert by_name(document)["torchtitan"]["tflops_per_gpu"] == pytest.approx(tflops, rel=1e-4)
 
 
-def test_a_size_in_g_is_explained_where_a_log_states_it(tmp_path: Path) -> None:
-    """64 layers of 9216 are 65B; a script that divides by 2**30 prints 61B."""
-    log = tmp_path / "train.log"
-    arguments = ARGUMENTS
-    for name, value in (
-        ("num_layers", 64),
-        ("hidden_size", 9216),
-        ("ffn_hidden_size", 36864),
-        ("num_attention_heads", 72),
-        ("kv_channels", 128),
-        ("num_experts", "None"),
-    ):
-        arguments = re.sub(rf"(?m)^  {name} \.+ .*$", f"  {name} ..... {value}", arguments)
-    for name in ("swiglu", "group_query_attention", "untie_embeddings_and_output_weights"):
-        arguments = re.sub(rf"(?m)^  {name} \.+ .*$", f"  {name} ..... False", arguments)
-    log.write_text(f"Model size: 61B\n{arguments}")
-    document = answer("tflops", "--log", log, "--time", 1)
-    (note,) = document["log"]["notes"]
-    assert "61B" in note
-    assert "2**30" in note
-    assert "65.51B" in note
-
-
 def test_a_log_without_a_speed_needs_the_time(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(ARGUMENTS)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.errors import UsageError
-from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.closed_forms import StageTimes, closed_form
+from perfscope.schedules.catalog import Schedule, StageTimes, closed_form, make_plan
 from perfscope.schedules.operations import Op, PassKind, PassOrder, single_block
 from perfscope.schedules.prediction import PassTimes, PipelineSetup, simulate_setup
 from perfscope.schedules.simulator import Deadlock, UniformTiming, peak_in_flight, simulate

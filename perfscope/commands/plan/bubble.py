@@ -18,8 +18,7 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Row, Section, in_unit, percent, to_float
-from perfscope.schedules.catalog import Schedule, require_possible
-from perfscope.schedules.closed_forms import ClosedForm
+from perfscope.schedules.catalog import ClosedForm, Schedule, require_possible
 from perfscope.schedules.drawing import draw_timeline, to_charts, to_text
 from perfscope.schedules.prediction import (
     SIMULATION_LIMIT,

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.plan.duration import Duration, solve_duration
-from perfscope.analyzers.plan.memory import LAST_STAGE, Attention, MemoryEstimate, ParallelLayout, estimate_memory
+from perfscope.analyzers.plan import (
+    LAST_STAGE,
+    Attention,
+    Duration,
+    MemoryEstimate,
+    ParallelLayout,
+    estimate_memory,
+    solve_duration,
+)
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.analyzers.tflops.comparison import Convention, Step, compare
 from perfscope.commands.model import ModelChoice, Peak
@@ -14,7 +21,8 @@ from perfscope.commands.plan.options import PlanInputs
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import PLAIN_MATRICES, Transformer
+from perfscope.models.transformer import Transformer
+from perfscope.sources.models.presets import find_preset
 from perfscope.units import format_parameters
 
 _GPUS_PER_NODE = 8
@@ -137,30 +145,21 @@ def _make_layout(
     )
 
 
-_VOCABULARY = 51200
-_CONTEXT = 2048
-_HIDDEN_PER_LAYER = 128
-
-
 def assume_shape(parameters: int) -> tuple[Transformer, str]:
-    """A GPT with a hidden size of 128 per layer, and a note that says so.
-
-    Source of the ratio: the larger models of Brown et al. 2020, table 2.1.
-    """
-    layers = max(1, round((parameters / (12 * _HIDDEN_PER_LAYER**2)) ** (1 / 3)))
-    hidden = _HIDDEN_PER_LAYER * layers
-    model = Transformer(
+    """A GPT-3 with fewer or more layers and as many heads, and a note that says so."""
+    gpt3 = find_preset("gpt3-175b")
+    assert gpt3 is not None
+    layers = max(1, round((parameters / (12 * gpt3.transformer.head_dim**2)) ** (1 / 3)))
+    hidden = gpt3.transformer.head_dim * layers
+    model = gpt3.transformer._replace(
         name=format_parameters(parameters),
         layers=layers,
         hidden=hidden,
         heads=layers,
         kv_heads=layers,
-        head_dim=_HIDDEN_PER_LAYER,
         ffn=4 * hidden,
-        mlp_matrices=PLAIN_MATRICES,
-        vocabulary=_VOCABULARY,
-        tied=True,
-        positions=_CONTEXT,
+        layer_vectors=0,
+        other_vectors=0,
     )
     return model, f"a GPT of {layers} layers and hidden size {hidden}, because only the size is given (--model)"
 
@@ -205,10 +204,14 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPl
     """Compute the plan; UsageError where degrees do not divide, or the convention needs dimensions that are unknown."""
     shape, shape_note = (choice.transformer, "") if choice.transformer else assume_shape(choice.active_parameters)
     check_layout(inputs, shape)
-    convention = _find_convention(inputs, choice)
-    target = inputs.target
+    convention, target = _find_convention(inputs, choice), inputs.target
+    if convention.flops_per_token is None:
+        raise UsageError(
+            f"the convention {convention.name} needs the dimensions of the model",
+            hint="give --model llama3-8b, a config.json, or layers=32,hidden=4096,heads=32,vocab=32000",
+        )
     duration = solve_duration(
-        _require_flops(convention), target.tokens, inputs.gpus, target.tflops_per_gpu, target.seconds
+        convention.flops_per_token, target.tokens, inputs.gpus, target.tflops_per_gpu, target.seconds
     )
     return TrainingPlan(
         inputs=inputs,
@@ -235,15 +238,6 @@ def _find_convention(inputs: PlanInputs, choice: ModelChoice) -> Convention:
         peak_tflops=None,
     )
     return next(convention for convention in compare(step) if convention.name == inputs.target.convention)
-
-
-def _require_flops(convention: Convention) -> int:
-    if convention.flops_per_token is None:
-        raise UsageError(
-            f"the convention {convention.name} needs the dimensions of the model",
-            hint="give --model llama3-8b, a config.json, or layers=32,hidden=4096,heads=32,vocab=32000",
-        )
-    return convention.flops_per_token
 
 
 def estimate_layout(

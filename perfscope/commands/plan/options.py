@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.analyzers.plan.memory import Attention, Loss, OptimizerKind, StateBytes, StatePrecision, state_bytes_of
+from perfscope.analyzers.plan import Attention, Loss, OptimizerKind, StateBytes, StatePrecision, state_bytes_of
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
     DEFAULT_SEQ_LEN,
@@ -22,7 +22,6 @@ from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.units import parse_tokens
 
-DEFAULT_MICRO_BATCH = 1
 _DURATION, _LAYOUT, _MEMORY = "Duration", "Layout and batch", "Memory"
 
 
@@ -82,7 +81,7 @@ class LayoutOptions(NamedTuple):
             "--micro-batch",
             "--mbs",
             help="Micro-batch size: sequences of one forward pass.",
-            show_default=str(DEFAULT_MICRO_BATCH),
+            show_default="1",
             rich_help_panel=_LAYOUT,
         ),
     ] = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.analyzers.plan.memory import MemoryEstimate, StatePrecision
+from perfscope.analyzers.plan import MemoryEstimate, StatePrecision
 from perfscope.commands.model import Peak, describe_assumed_seq_len
 from perfscope.commands.plan.calculation import TrainingPlan
-from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH, PlanInputs
+from perfscope.commands.plan.options import PlanInputs
 from perfscope.constants import GB, GIGA, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.report import Cell, Column, Json, Report, Section, percent
 from perfscope.units import format_bytes, format_parameters
@@ -279,7 +279,7 @@ def _list_assumptions(plan: TrainingPlan) -> tuple[str, ...]:
     if inputs.training.seq_len is None:
         lines.append(describe_assumed_seq_len(inputs.seq_len, inputs.model_seq_len))
     if inputs.layout.micro_batch is None:
-        lines.append(f"micro-batch {DEFAULT_MICRO_BATCH} (--micro-batch)")
+        lines.append(f"micro-batch {inputs.layout.size('micro_batch')} (--micro-batch)")
     lines.append(f"{inputs.memory.attention} attention (--attention), {inputs.memory.optimizer} (--optimizer)")
     if plan.shape_note:
         lines.append(plan.shape_note)

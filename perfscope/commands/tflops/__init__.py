@@ -10,19 +10,17 @@ import typer
 from perfscope.analyzers.tflops.comparison import Step
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
+    DEFAULT_GPUS,
     DEFAULT_SEQ_LEN,
     ModelOptions,
     PeakOptions,
     SequenceOptions,
+    StepInputs,
+    StepOptions,
     choose_model,
     resolve_peak,
 )
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
-from perfscope.commands.tflops.inputs import (
-    DEFAULT_GPUS,
-    StepInputs,
-    StepOptions,
-)
 from perfscope.commands.tflops.report import TflopsAnswer, to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome

@@ -10,27 +10,30 @@ from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_se
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.shared.statistics import median
 from perfscope.analyzers.tflops.comparison import Convention, LogMatch, Step, match_log
-from perfscope.commands.model import DEFAULT_SEQ_LEN, Dtype, ModelChoice, choose_logged_model, describe_logged_model
-from perfscope.commands.tflops.inputs import StepInputs
-from perfscope.constants import GIB, GIGA, NS_PER_S, TERA
+from perfscope.commands.model import (
+    DEFAULT_SEQ_LEN,
+    Dtype,
+    ModelChoice,
+    StepInputs,
+    choose_logged_model,
+    describe_logged_model,
+)
+from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import UsageError
-from perfscope.models.parameter_counts import total_parameters
-from perfscope.models.transformer import ModelDescription, Transformer
+from perfscope.models.transformer import ModelDescription
 from perfscope.report import Json
 from perfscope.sources.joblog import read_log
 from perfscope.tables.joblog import JobLog
-from perfscope.units import format_parameters
 
 
 class LogComparison(NamedTuple):
     """A log's figures compared with the formulas, and the convention that explains them, if any."""
 
     data: Json
-    notes: tuple[str, ...]
+    sentence: str
     convention: str | None = None
 
 
-_SIZE_TOLERANCE_BILLIONS = 0.6
 #: Half of the last digit of tokens/s, which are printed without decimals.
 _HALF_A_TOKEN = 0.5
 
@@ -84,7 +87,6 @@ class StepLog(NamedTuple):
         likely = _LIKELY.get(log.framework or "", set())
         likely_first = sorted(conventions, key=lambda convention: convention.name not in likely)
         log_match = match_log(_list_allowed(log, step), likely_first)
-        mistakes = _find_size_mistakes(log, step.model)
         data: Json = {
             "path": log.path,
             "framework": log.framework,
@@ -94,10 +96,8 @@ class StepLog(NamedTuple):
             "convention": log_match.convention if log_match else None,
             "nearest": log_match.nearest if log_match else None,
             "deviation_from_nearest": log_match.nearest_deviation if log_match else None,
-            "notes": list(mistakes),
         }
-        notes = (_describe_match(log, log_match), *mistakes)
-        return LogComparison(data, notes, log_match.convention if log_match else None)
+        return LogComparison(data, _describe_match(log, log_match), log_match.convention if log_match else None)
 
 
 def read_step_log(path: Path) -> StepLog:
@@ -162,19 +162,6 @@ def _list_allowed(log: JobLog, step: Step) -> list[tuple[float, float]]:
         elif rate:
             allowed.append((low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
     return allowed
-
-
-def _find_size_mistakes(log: JobLog, model: Transformer | None) -> tuple[str, ...]:
-    printed = log.fact("model_size_line")
-    if model is None or printed is None or not isinstance(printed.value, int | float):
-        return ()
-    parameters = total_parameters(model)
-    if not abs(printed.value - parameters / GIB) <= _SIZE_TOLERANCE_BILLIONS < abs(printed.value - parameters / GIGA):
-        return ()
-    return (
-        f"the log says `Model size: {printed.value:g}B`, counted in G of 2**30; in B of 10**9 it is "
-        f"{format_parameters(parameters)}",
-    )
 
 
 def _describe_match(log: JobLog, log_match: LogMatch | None) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.tflops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
-from perfscope.commands.model import UNNAMED, ModelChoice, Peak, describe_assumed_seq_len
-from perfscope.commands.tflops.inputs import StepInputs
+from perfscope.commands.model import UNNAMED, ModelChoice, Peak, StepInputs, describe_assumed_seq_len
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.models.hardware import fastest_gpu
@@ -75,7 +74,7 @@ def to_report(answer: TflopsAnswer) -> Report:
         *_convention_sections(conventions, other_forms, log_convention, explanation),
     ]
     if log:
-        sections.append(Section("The log's own figure", notes=log.notes))
+        sections.append(Section("The log's own figure", notes=(log.sentence,)))
     if answer.inputs.read:
         sections.append(Section("Read from files", notes=answer.inputs.read))
     if assumptions:

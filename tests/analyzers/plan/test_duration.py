@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.plan.duration import Duration, solve_duration
+from perfscope.analyzers.plan import Duration, solve_duration
 
 SOLVED = {
     "time": solve_duration(10**9, 10**12, gpus=4, tflops_per_gpu=50.0, seconds=None),

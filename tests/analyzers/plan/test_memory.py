@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.plan.memory import (
+from perfscope.analyzers.plan import (
     Attention,
     Loss,
     OptimizerKind,

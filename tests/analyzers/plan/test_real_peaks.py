@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from perfscope.analyzers.plan.memory import (
+from perfscope.analyzers.plan import (
     Attention,
     Loss,
     MemoryEstimate,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from perfscope.errors import UsageError
 from perfscope.models.parameter_counts import active_parameters, total_parameters
-from perfscope.sources.models.families import FAMILIES
-from perfscope.sources.models.huggingface import to_transformer
+from perfscope.sources.models.huggingface import FAMILIES, to_transformer
 from tests.analyzers.tflops.making import answer, refused
 
 STEP = ("--gbs", 1, "--time", 1)

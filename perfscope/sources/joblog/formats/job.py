@@ -38,13 +38,6 @@ def _ends(reason: str) -> OnMatch:
     return lambda state, _line: state.log.on_bad_end(reason)
 
 
-def _on_model_size(state: FormatState, line: LineMatch) -> None:
-    """Launch scripts once printed the size in units of 2**30 and called them B."""
-    size = parse_number(line[1])
-    if size is not None and not state.log.has_fact("model_size_line"):
-        state.log.set_fact("model_size_line", size, "log")
-
-
 FORMAT = LogFormat(
     framework=None,
     state=FormatState,
@@ -64,7 +57,6 @@ FORMAT = LogFormat(
         LineRule(b"Traceback (most recent", rb"Traceback \(most recent call last\)", _ends("it raised an exception")),
         LineRule(b"ChildFailedError", rb"ChildFailedError", _ends("a process of it failed")),
         LineRule(b"srun: error", rb"srun: error", _ends("srun reports an error")),
-        LineRule(b"Model size:", rb"Model size: (\d+(?:\.\d+)?)B\b", _on_model_size),
         LineRule(b"equence length", rb"[Ss]equence length[ :=]+(\d+)", counts("seq_len")),
         *(
             LineRule(anchor, _LENGTH_OPTION, counts("seq_len", "command line"), span=(6, 120))
