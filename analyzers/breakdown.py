@@ -34,14 +34,7 @@ _MOST_STEP_ROWS = 64
 
 
 class RankParts(Figures, frozen=True, array_like=True):
-    """One device of one rank in one trace, or in several that follow each earlier.
-
-    Attributes:
-        first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
-        total: Its whole window.
-        activities: What its times are of: see ``Trace``.
-        world_size: Ranks of the job; absent where nothing states it.
-    """
+    """One device of one rank in one trace, or in several that follow each earlier; times are on the wall clock."""
 
     INLINE = ("total",)
     rank: Annotated[int | None, Doc("The rank; None where nothing states it.")]
@@ -101,12 +94,7 @@ class RankParts(Figures, frozen=True, array_like=True):
 
 
 class Breakdown(Result, frozen=True):
-    """``results.breakdown``: where the device's time went.
-
-    Attributes:
-        total: The whole windows of all devices added up.
-        row: Their rows added up.
-    """
+    """``results.breakdown``: where the device's time went; windows and rows of all devices are added up."""
 
     ranks: Annotated[Sequence[RankParts], Doc("Each device.")]
     total: Parts
@@ -263,7 +251,6 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
 
 
 def _doubt_silence(ranks: Sequence[RankParts]) -> list[str]:
-    """Doubt where a rank of several shows no communication."""
     numbers = {rank.rank for rank in ranks if rank.rank is not None}
     communicating = {rank.rank for rank in ranks if rank.total.communication}
     silent = sorted(
@@ -282,7 +269,6 @@ def _doubt_silence(ranks: Sequence[RankParts]) -> list[str]:
 
 
 def _step_notes(ranks: Sequence[RankParts]) -> list[str]:
-    """Which ranks marked other steps than the others, and the ranks of whose windows most lies outside their steps."""
     notes = []
     marked = {rank.numbers for rank in ranks if rank.steps}
     if len(marked) > 1:

@@ -40,12 +40,9 @@ _MOST_ROWS = 40
 
 
 class Term(NamedTuple):
-    """A part of a step, in names that two runs have in common.
+    """A part of a step, in names that two runs have in common: the kernel or operator, axis, copy, or idle cause.
 
-    Attributes:
-        kind: One of KINDS.
-        name: The kernel or operator, the axis of communication, the copy, or the cause of idle time.
-        operator: The operator that launched the kernel; empty where the trace does not say so, or it was not read.
+    ``operator`` launched the kernel; it is empty where the trace does not say so, or it was not read.
     """
 
     kind: str
@@ -59,16 +56,9 @@ class Term(NamedTuple):
 
 
 class StepBudget(Struct, frozen=True, array_like=True, eq=False):
-    """The budget of each step of one device.
+    """The budget of each step of one device; ``terms`` add up to ``period_ns`` exactly.
 
-    Attributes:
-        device: Index of its GPU.
-        trace: The file.
-        activities: What its times are of: see ``Trace``.
-        steps: The numbers of the steps; empty where none is marked, for the whole window.
-        period_ns: How long each lasted, from the end of the step before to its own.
-        terms: Each term's time in each step; they add up to ``period_ns`` exactly.
-        calls: How many events of the device each term has in all of these steps.
+    ``steps`` is empty where none is marked, for the whole window. ``calls`` are events of the device in all steps.
     """
 
     device: int
@@ -111,11 +101,7 @@ class TermTime(Figures, frozen=True):
 class Budget(Result, frozen=True):
     """``results.budget``: what a mean step is made of; the terms add up to it exactly.
 
-    Attributes:
-        times: The mean of each term in whole nanoseconds.
-        period_ns: The mean over ranks of each step.
-        calls: Events of the device a step and rank, of the terms that have any.
-        activities: What the times are of: see ``Trace``.
+    ``calls`` are events of the device a step and rank, of the terms that have any.
     """
 
     times: Mapping[Term, int]
@@ -181,7 +167,6 @@ def _measure_device(trace: Trace, device: int) -> StepBudget:
 
 
 def _find_steps(trace: Trace, rows: Int64) -> tuple[tuple[int, ...], Int64, Int64]:
-    """The numbers of the steps that are counted, when each begins and ends."""
     events, step = trace.device, trace.step[rows]
     marks = distinct(step[step != ABSENT])
     if not marks:
@@ -201,7 +186,6 @@ def _find_steps(trace: Trace, rows: Int64) -> tuple[tuple[int, ...], Int64, Int6
 
 
 def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -> Iterator[tuple[Term, Int64, int]]:
-    """Each term's time in each step, and how many events it has in them; a term may come more than once."""
     events = trace.device
 
     def count(members: Int64) -> int:
@@ -240,7 +224,6 @@ def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -
 
 
 def _operator_names(trace: Trace) -> Int64:
-    """For each device event the name of the operator that launched it, or ABSENT."""
     if not len(trace.operators):
         return np.full(len(trace.device), ABSENT, np.int64)
     row = join(trace.device.external_id, trace.operators.external_id)
@@ -248,11 +231,7 @@ def _operator_names(trace: Trace) -> Int64:
 
 
 def analyze(partials: Sequence[tuple[StepBudget, ...]]) -> Budget:
-    """The mean budget of the steps that all ranks have; of all steps where they have none in common.
-
-    Raises:
-        NoDevice: No trace holds device events.
-    """
+    """The mean budget of the steps that all ranks have; of all steps where they have none in common."""
     budgets = [budget for partial in partials for budget in partial]
     if not budgets:
         raise NoDevice("the traces contain no GPU events")

@@ -38,11 +38,7 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 
 class OverlapTimes(Figures, frozen=True, array_like=True):
-    """Communication, and how much of it hides behind compute; the fields are nanoseconds.
-
-    Attributes:
-        exposed: The part that is not hidden, and not counted for a more urgent group.
-    """
+    """Communication, and how much of it hides behind compute; the fields are nanoseconds."""
 
     communication: int
     hidden: int
@@ -63,11 +59,7 @@ class OverlapTimes(Figures, frozen=True, array_like=True):
 
 
 class AxisOverlap(Figures, frozen=True, array_like=True):
-    """One axis of parallelism over all ranks.
-
-    Attributes:
-        times: Its times in the whole window.
-    """
+    """One axis of parallelism over all ranks."""
 
     INLINE = ("times",)
     axis: Annotated[str | None, Doc("``DP``, ``TP``, ``PP``, ``CP``, ``EP`` and so on; None where it is unknown.")]
@@ -177,7 +169,6 @@ def _measure_device(trace: Trace, device: int) -> list[AxisOverlap]:
 
 
 def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[OverlapTimes]:
-    """Communication, its hidden and its exposed time among some events, by group, the most urgent first."""
     events = trace.device
     compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
     accounted, times = compute, []
@@ -190,6 +181,5 @@ def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[Ove
 
 
 def _is_in_pipeline(trace: Trace) -> bool:
-    """Whether the rank is in a pipeline, whose transfers may be batched."""
     stated = any(group.size > 1 and described_role(group.description) == "PP" for group in trace.groups.values())
     return stated or "pp" in trace.axes

@@ -64,12 +64,7 @@ class TimedStep(Figures, frozen=True):
 
 
 class PipelineSteps(StageShares, frozen=True):
-    """``results.pipeline_steps``: the bubble of every training step, without a trace.
-
-    Attributes:
-        section: T, the mean of the steady-state steps.
-        profiled_section_ns: The mean of the steps inside profiler windows; absent without a window.
-    """
+    """``results.pipeline_steps``: the bubble of every training step, without a trace; T is a mean of steady steps."""
 
     stages: Annotated[tuple[TimedStage, ...], Doc("Each stage in a mean step.")]
     section: int
@@ -141,15 +136,12 @@ class _TimedPipeline(NamedTuple):
     stages: tuple[tuple[int, ...], ...]
 
     def section(self, step: int) -> int:
-        """T of one step: the longest span of a stage, a mean over the pipelines that ran side by side."""
         return max(_mean([self.by_rank[rank][step].span_ns for rank in ranks]) for ranks in self.stages)
 
     def busy(self, ranks: tuple[int, ...], steps: Sequence[int]) -> int:
-        """Mean time of the passes of a stage."""
         return _mean([self.by_rank[rank][step].busy_ns for rank in ranks for step in steps])
 
     def share(self, step: int) -> float:
-        """The bubble of one step."""
         busy = sum(self.busy(ranks, [step]) for ranks in self.stages)
         return float(1 - Fraction(busy, len(self.stages) * self.section(step)))
 
@@ -215,8 +207,6 @@ def _mean(values: Sequence[int]) -> int:
 
 
 class _MeanTiming(Timing):
-    """The mean time of each kind of pass on each virtual stage."""
-
     def __init__(self, work: Mapping[tuple[PassKind, int], int]) -> None:
         self._work = work
 

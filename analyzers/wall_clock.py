@@ -68,16 +68,10 @@ _OWN = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
-    """The wall time of one process.
+    """The wall time of one process, on its host's monotonic clock, as far as it was recorded.
 
-    Attributes:
-        rank, attempt, host: The process.
-        start_ns, end_ns: Its life, on its host's monotonic clock, as far as it was recorded.
-        parts: Each part in nanoseconds; they add up to ``wall_ns``. A part that is not there was not recorded.
-        step: The numbers of its steps.
-        by_step: Each part's time in each step, the boundary before it included, as long as ``step``.
-        is_start_known, is_end_known: Whether the process's own start and end were recorded.
-        is_first_step_known: Whether the beginning of the first step was seen.
+    The parts add up to ``wall_ns``; one that is not there was not recorded. ``by_step`` has each part's time in each
+    step, the boundary before it included.
     """
 
     rank: int
@@ -136,13 +130,7 @@ def keep_ledgers(run: Run) -> list[tuple[Ledger, Steps]]:
 
 
 def keep_ledger(timeline: Timeline, steps: Steps, windows: Sequence[Window]) -> Ledger:
-    """Divide the wall time of a process.
-
-    Args:
-        timeline: Its life.
-        steps: Its steps, at least one.
-        windows: Its profiler windows.
-    """
+    """Divide the wall time of a process that completed a step."""
     division = _Division(timeline, steps)
     division.take_claims()
     division.take_validation_waits()
@@ -153,8 +141,6 @@ def keep_ledger(timeline: Timeline, steps: Steps, windows: Sequence[Window]) -> 
 
 
 class _Division:
-    """The wall time of one process while it is divided: what each part has of each step and outside, and the rest."""
-
     def __init__(self, timeline: Timeline, steps: Steps) -> None:
         self.timeline, self.steps, count = timeline, steps, len(steps)
         self.ends = ends = np.maximum.accumulate(steps.end_ns)
@@ -175,18 +161,15 @@ class _Division:
         self.outside = dict.fromkeys(LifePart, 0)
 
     def add(self, part: LifePart, amount: Int64) -> None:
-        """Add to a part; one that no step has shares its zeros with others like it."""
         if amount.any():
             self.by_step[part] = self.by_step[part] + amount
 
     def move(self, whole: LifePart, part: LifePart, amount_ns: int) -> None:
-        """Take an amount from a part outside of steps, at most all of it, for another one."""
         taken = min(amount_ns, self.outside[whole])
         self.outside[whole] -= taken
         self.outside[part] += taken
 
     def take_claims(self) -> None:
-        """Divide what is known as intervals."""
         spans = self.timeline.spans
         for kind, part in _CLAIMS.items():
             rows = spans.kind == kind
@@ -198,7 +181,6 @@ class _Division:
                 self.outside[part] += claimed.measure - int(in_steps.sum())
 
     def take_validation_waits(self) -> None:
-        """Tell the waits for batches in validations apart, by the steps in which these ended."""
         spans = self.timeline.spans
         rows = spans.kind == "validation"
         if rows.any():
@@ -210,7 +192,6 @@ class _Division:
             self.move(LifePart.VALIDATION, LifePart.VALIDATION_WAIT, int(waits[-1]))
 
     def take_start_and_end(self) -> None:
-        """Divide the time before the first step at what is known of it; the rest is after the last step."""
         edges = [self.first]
         for moment in (self.timeline.hooked_ns, self.timeline.torch_loaded_ns):
             edges.append(self.start if moment is None else min(max(moment, self.start), edges[-1]))
@@ -221,7 +202,6 @@ class _Division:
         self.outside[LifePart.END] = self.rest.clip(int(self.ends[-1]), self.end).measure
 
     def take_boundaries(self, windows: Sequence[Window]) -> None:
-        """Divide the boundaries between steps: windows, also before the first step and after the last, and hooks."""
         rest = self.begins - np.concatenate([self.begins[:1], self.ends[:-1]])
         numbers = self.steps.step
         rows = {int(step): row for row, step in enumerate(numbers.tolist())} if windows else {}
@@ -246,7 +226,6 @@ class _Division:
         self.add(LifePart.HOOKS, np.where(is_lost, 0, rest))
 
     def divide_steps(self) -> None:
-        """Divide what remains of each step: waits for batches, time between steps, hooks, and its own time."""
         steps, before = self.steps, self.rest.measure_before(self.begins)
         rest = self.rest.measure_before(self.ends) - before
         gaps_end = np.minimum(self.begins + np.ma.filled(steps.gap_ns, 0), self.ends)
@@ -265,7 +244,6 @@ class _Division:
         self.add(LifePart.STEPS, np.where(~is_first & ~in_window, rest, 0))
 
     def close(self) -> Ledger:
-        """The ledger; every nanosecond is in one part."""
         parts = {part: self.outside[part] + int(self.by_step[part].sum()) for part in LifePart}
         assert sum(parts.values()) == self.end - self.start, "the parts do not add up to the wall time"
         unrecorded = self._find_unrecorded()
@@ -285,7 +263,6 @@ class _Division:
         )
 
     def _find_unrecorded(self) -> set[LifePart]:
-        """The parts of which these records say nothing."""
         timeline = self.timeline
         unrecorded = set()
         if not timeline.records_spans:
@@ -314,7 +291,6 @@ def _within(intervals: Intervals, begins: Int64, ends: Int64) -> Int64:
 
 
 def _take(rest: Int64, amount: Int64) -> Int64:
-    """Take an amount from what remains of each step, at most all of it."""
     taken = np.clip(amount, 0, rest)
     rest -= taken
     return np.asarray(taken, np.int64)
@@ -348,7 +324,6 @@ def find_slowest_steps(ledgers: Sequence[tuple[Ledger, Steps]]) -> tuple[SlowSte
 
 
 def _explain_by_peer(slow: SlowStep, steps: Steps) -> SlowStep:
-    """The step with what another rank did besides training as its cause, where that explains it."""
     for stall in steps.peer_stalls:
         if stall.step == slow.step and 2 * stall.wait_ns > slow.over_median_ns:
             cause = f"{_CAUSES_OF_PEERS[stall.kind]} on rank {stall.rank}"
@@ -379,8 +354,6 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> Iterator[SlowStep]:
 
 
 def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> dict[str, Int64]:
-    """By cause, how much longer some steps spent on it than a median step."""
-
     def excess_of(parts: Sequence[LifePart]) -> Int64:
         spent = ledger.in_steps(parts)
         return np.asarray(spent[rows] - int(np.median(spent[usual])), np.int64)
@@ -426,10 +399,7 @@ class ProcessTime(Figures, frozen=True):
 class WallClock(Result, frozen=True):
     """``results.wall_clock``: all of the wall time of a run.
 
-    Attributes:
-        ledgers: Every process that completed a step, by rank and attempt.
-        slowest: That of the rank with the longest wall time.
-        median: That of the rank with the median wall time, the shorter of two.
+    ``slowest`` is of the rank with the longest wall time, ``median`` of the median one, the shorter of two.
     """
 
     ledgers: tuple[Ledger, ...]

@@ -48,16 +48,10 @@ _MOST_ROWS = 40
 
 
 class GroupOperation(Figures, frozen=True):
-    """One kind of collective over all groups of one axis and size.
+    """One kind of collective over all groups of one axis and size; ``transfer`` is the median in nanoseconds.
 
-    Attributes:
-        kind: The operation, its element type and size.
-        duration: Time over all ranks, in nanoseconds.
-        wait: How much of it was waiting.
-        transfer: Median transfer time, in nanoseconds.
-        covered: The time that it covers, over all ranks.
-        hidden: The part of that time during which compute runs.
-        link: The fastest link of its GPUs; absent where they differ or are not listed.
+    ``hidden`` is the part of the ``covered`` time during which compute runs, over all ranks. ``link`` is absent where
+    GPUs differ or are not listed.
     """
 
     kind: OperationKind
@@ -219,21 +213,17 @@ def _by_duration(operation: GroupOperation) -> tuple[int, OperationKind, str, in
 
 
 def _find_link(names: set[str]) -> Link | None:
-    """The fastest link of the GPUs; absent where they differ."""
     gpu = lookup_gpu(next(iter(names))) if len(names) == 1 else None
     return gpu.link if gpu else None
 
 
 class _Sums:
-    """One kind of operation, added up over groups."""
-
     def __init__(self) -> None:
         self._duration = self._covered_ns = self._hidden_ns = self._calls = self._wait = 0
         self._transfers: list[Int64] = []
         self._ranks_seen: list[int] = []
 
     def add(self, kind: OperationKind, matched: MatchedCalls, calls: Iterable[GroupCalls]) -> None:
-        """Add those of a group; ``calls`` is what each rank made."""
         chosen = matched.kind == matched.kinds.index(kind)
         transfers_ns, duration = matched.transfer_ns[chosen], int(matched.total_ns[chosen].sum())
         self._transfers.append(transfers_ns)
@@ -251,7 +241,6 @@ class _Sums:
         self._calls += most_calls
 
     def operation(self, role: str, size: int | None, kind: OperationKind, link: Link | None) -> GroupOperation:
-        """The kind of operation over all of these groups."""
         is_comparable = kind.operation != "all_to_all_v"
         transfer = np.concatenate(self._transfers) if is_comparable else np.zeros(0)
         ranks_seen = min(self._ranks_seen)

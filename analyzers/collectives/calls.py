@@ -53,14 +53,10 @@ EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
 
 
 class OperationKind(Struct, frozen=True, order=True, array_like=True):
-    """One kind of operation in a group.
+    """One kind of operation in a group; ``""`` is not stated.
 
-    Attributes:
-        operation: A name such as ``all_reduce``; ``""`` where it is unknown.
-        dtype: Element type; ``""`` where not stated.
-        bytes: Its size as in nccl-tests: the output of an all_gather and a gather, else the input. The input of a
-            reduce_scatter and a scatter is of all ranks together. ABSENT where not stated, and for an all_to_all_v,
-            whose ranks share no size.
+    ``bytes`` is as in nccl-tests: the output of an all_gather and a gather, else the input. The input of a
+    reduce_scatter and a scatter is of all ranks together. It is ABSENT where not stated, and for an all_to_all_v.
     """
 
     operation: str
@@ -71,13 +67,8 @@ class OperationKind(Struct, frozen=True, order=True, array_like=True):
 class GroupKey(Struct, frozen=True, order=True, array_like=True):
     """A group of ranks, or one direction between two of them, as every member names it.
 
-    Attributes:
-        name: The group's name; ``""`` where not stated.
-        members: Its ranks, as ``members_of`` writes them; ``""`` where they are not listed.
-        sender: The rank that sends, for sends and receives; ABSENT for collectives.
-        receiver: The rank that receives, likewise.
-        run: Which run of several whose traces were given, from 0.
-        role: The axis of parallelism that it serves; ``""`` where it is unknown. One group may serve two.
+    ``members`` is as ``members_of`` writes them; ``run`` counts the runs of which traces were given. One group may
+    serve two axes, ``role``.
     """
 
     name: str
@@ -92,17 +83,11 @@ class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
     """One rank's operations in one group, in the order of their start.
 
     Attributes:
-        key: The group.
-        description: What the framework calls it.
-        size: Ranks in it; absent where not stated.
-        kinds: The kinds of operations.
         kind: For each operation its index in ``kinds``.
         step: For each the number of the profiler step that launched it, or ABSENT.
         sequence: For each the number that NCCL gave it; empty where one of them has none.
-        duration_ns: How long each took.
         end_ns: When each ended on the wall clock; only of the first few, to align clocks.
-        covered_ns: For each of ``kinds`` the time that its operations cover.
-        hidden_ns: For each of ``kinds`` the part of that time during which compute runs.
+        hidden_ns: For each of ``kinds`` the part of ``covered_ns`` during which compute runs.
     """
 
     key: GroupKey
@@ -196,7 +181,6 @@ def rows_by_group(trace: Trace, device: int) -> dict[GroupKey, Int64]:
 
 
 def _kinds_by_group(trace: Trace, device: int) -> dict[GroupKey, dict[int, OperationKind]]:
-    """The rows of communication of one device and their kinds, by group."""
     events = trace.device
     rows = np.flatnonzero((events.device == device) & events.is_work(Work.COMMUNICATION))
     groups: dict[GroupKey, dict[int, OperationKind]] = {}
@@ -260,7 +244,6 @@ def _group_calls(
 
 
 def _sequence(trace: Trace, rows: Int64) -> Int64:
-    """The sequence numbers of operations; empty where an operation has none."""
     numbers = [
         trace.collectives[collective].sequence if collective != ABSENT else None
         for collective in trace.device.collective[rows]

@@ -25,14 +25,8 @@ class MatchedCalls(Struct, frozen=True, eq=False):
     """Operations of one group, each of which all given ranks made.
 
     Attributes:
-        ranks: The ranks, in order.
-        kinds: The kinds of operations.
-        kind: For each operation its index in ``kinds``.
-        step: For each the number of the profiler step that launched it, or ABSENT.
         duration_ns: How long each took: one row a rank, one column an operation.
         end_ns: When it ended on the rank's wall clock, likewise; ABSENT where that is not known, or was not asked for.
-        transfer_ns: For each its shortest duration.
-        total_ns: For each its duration over all ranks.
         last: For each the row of the rank on which it is shortest, the first of several: that one arrived last.
         unmatched: How many operations of some rank have no match on every other rank.
     """
@@ -123,7 +117,6 @@ def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[t
 
 
 def _numbers_of(calls: GroupCalls, rows: Int64, number: Mapping[OperationKind, int]) -> Int64:
-    """For some operations of a rank the numbers of their kinds."""
     return np.array([number[kind] for kind in calls.kinds], np.int64)[calls.kind[rows]]
 
 
@@ -137,7 +130,6 @@ _Label: TypeAlias = tuple[int, str, str, int]
 
 
 def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
-    """For each operation its step and its label."""
     described = [
         (
             "all_to_all" if kind.operation in EXCHANGES else kind.operation,
@@ -186,7 +178,6 @@ def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
 
 
 def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, dict[int, _Label]]:
-    """The labels of each step by row."""
     steps: dict[int, dict[int, _Label]] = {}
     for row, (step, label) in enumerate(labels):
         steps.setdefault(step, {})[row] = label

@@ -27,18 +27,10 @@ class RankCalls(Struct, frozen=True, eq=False, array_like=True):
     """The communication of one device of one rank.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        process: The id of the profiled process, or ABSENT.
-        trace: The file.
-        host: The machine; ``""`` where not stated.
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
-        compute: The time that compute covers, in nanoseconds.
-        groups: Its operations by group.
         transfers: How many kernels of transfers between the stages of a pipeline it ran.
         kernels: Its compute kernels by step; absent where it does not communicate, or does not compute.
         profile: What it did in each step; absent where it does not communicate.
-        gpu: Name of the GPU; ``""`` where not stated.
     """
 
     rank: int | None
@@ -136,12 +128,8 @@ def _join(windows: list[tuple[int, GroupCalls]]) -> GroupCalls:
 class NumberedCalls(NamedTuple):
     """The calls of one device, and which of all they are.
 
-    Attributes:
-        part: The calls.
-        rank: The number of its rank: negative where it is not known, and for each device but the first of a rank.
-        run: The number of its run.
-        moment: Its place among all in the order of time.
-        counts: Whether no earlier window of the same process overlaps it.
+    ``rank`` is negative where it is not known, and for each device but the first of a rank. ``moment`` is the place
+    among all in the order of time. ``counts``: no earlier window of the same process overlaps it.
     """
 
     part: RankCalls

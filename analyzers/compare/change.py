@@ -54,12 +54,9 @@ class Variation(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """A figure on one side.
+    """A figure on one side: a series of positive values in the order of time for each run, or one value a run.
 
-    Attributes:
-        runs: One series a run: the value of each step, all positive, in the order of time. One value alone is a figure
-            that the run has once.
-        is_mean: Whether a run's value is the mean of its steps, because several are measured at once; else the median.
+    A run's value is the mean of its steps where several are measured at once (``is_mean``), else their median.
     """
 
     runs: tuple[Float64, ...]
@@ -87,15 +84,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A figure on both sides.
-
-    Attributes:
-        a, b: Its values.
-        interval: Of the change, as shares of ``a``; absent where it cannot be told.
-        variation: What the interval covers.
-        reason: Why there is no interval; empty where there is one.
-        steps_interval: What the steps of one run of each side show by themselves; absent of several runs.
-    """
+    """A figure on both sides; ``interval`` is of the change, as shares of ``a``, or None with a ``reason``."""
 
     a: float
     b: float
@@ -134,12 +123,8 @@ class Delta:
 def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE, between_runs: float | None = None) -> Delta:
     """Compare a figure of two sides.
 
-    Args:
-        a: One side.
-        b: The other one.
-        confidence: Of the interval.
-        between_runs: Standard deviation between runs of the same code, as a share, for one run of each side; None
-            estimates it from how much steps spread.
+    ``between_runs`` is the standard deviation between runs of the same code, as a share, for one run of each side; None
+    estimates it from how much steps spread.
     """
     middle = log(b.centre / a.centre)
     if max(len(a.runs), len(b.runs)) > 1:
@@ -189,14 +174,12 @@ def _too_few(a: int, b: int) -> str:
 
 
 def _between_runs(a: Samples, b: Samples, confidence: float) -> float:
-    """Half of the interval by the runs' values."""
     half = welch_half_width(a.centres, b.centres, confidence)
     assert half is not None  # one side has several runs
     return half
 
 
 def _variance_between_runs(a: Samples, b: Samples, between_runs: float | None) -> float:
-    """The variance of the difference of two runs of the same code."""
     if between_runs is not None:
         return 2 * between_runs**2
     spreads = [_BETWEEN_RUNS_OF_SPREAD * _spread(np.log(side.runs[0])) for side in (a, b)]
@@ -204,7 +187,6 @@ def _variance_between_runs(a: Samples, b: Samples, between_runs: float | None) -
 
 
 def _between_steps(a: Samples, b: Samples, confidence: float) -> float:
-    """Half of the interval of the difference of one run each, by their steps alone."""
     half = welch_half_width(_stretches(a), _stretches(b), confidence)
     assert half is not None  # each has several steps
     return half
@@ -220,5 +202,4 @@ def _stretches(side: Samples) -> list[float]:
 
 
 def _spread(values: Float64) -> float:
-    """The standard deviation of steps, without regard to outliers."""
     return _MAD_TO_DEVIATION * float(np.median(np.abs(values - np.median(values))))

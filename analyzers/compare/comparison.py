@@ -31,14 +31,7 @@ _SCALE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit.
-
-    Attributes:
-        text: As it was typed.
-        figure: What it is on.
-        is_upper: Whether it is exceeded by what is above it.
-        share: The change, as a share of A.
-    """
+    """A limit of a change, as a share of A."""
 
     text: str
     figure: Compared
@@ -48,13 +41,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class LimitVerdict:
-    """What a comparison says to a limit.
-
-    Attributes:
-        limit: The limit.
-        is_exceeded: Whether the whole interval lies beyond it; None where that cannot be told.
-        reason: What was decided, in words.
-    """
+    """What a comparison says to a limit; None where it cannot be told whether the whole interval lies beyond it."""
 
     limit: Limit
     is_exceeded: bool | None
@@ -66,11 +53,7 @@ class LimitVerdict:
 
 
 def parse_limit(text: str) -> Limit:
-    """Parse a limit.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Parse a limit; raises UsageError."""
     match = _LIMIT.fullmatch(text)
     figures = ", ".join(Compared)
     if match is None:
@@ -113,13 +96,7 @@ _DIMENSIONS = ("layers", "hidden size", "vocabulary")
 
 @dataclass(frozen=True, slots=True)
 class SetupDifference:
-    """A fact that is not the same on both sides.
-
-    Attributes:
-        fact: What differs.
-        a, b: What it is.
-        forbids: Whether steps are not comparable with it.
-    """
+    """A fact that is not the same on both sides; with some of them steps are not comparable."""
 
     fact: str
     a: str
@@ -191,13 +168,7 @@ def work_of(a: TrainedSetup, b: TrainedSetup) -> tuple[str, float, float] | None
 
 @dataclass(frozen=True, slots=True)
 class TermChange:
-    """A term on both sides, in nanoseconds of a step.
-
-    Attributes:
-        term: The term.
-        a_ns, b_ns: Its time on each side.
-        a_calls, b_calls: Its events of the device a step; absent where it has none.
-    """
+    """A term on both sides, in nanoseconds of a step, and its events of the device a step; None where it has none."""
 
     term: Term
     a_ns: int
@@ -213,15 +184,9 @@ class TermChange:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """The budget of a change.
+    """The budget of a change: ``change_ns`` is the sum of the terms and ``unexplained_ns``.
 
-    Attributes:
-        change_ns: What is explained: the change of the step.
-        explains: Which steps that is of, in words.
-        terms: The terms, those with the largest changes first.
-        unexplained_ns: The rest: ``change_ns`` is the sum of the terms and this.
-        step_ns: A's step, for shares.
-        notes: What a reader must know.
+    ``explains`` says in words which steps it is of; ``step_ns`` is A's step, for shares.
     """
 
     change_ns: int
@@ -293,7 +258,6 @@ def _describe(a: Budget, b: Budget) -> tuple[str, ...]:
 
 
 def _at_level(budget: Budget, *, by_operator: bool) -> tuple[Mapping[Term, int], Mapping[Term, float]]:
-    """The times and events of a budget's terms; without operators where one side has none."""
     if by_operator:
         return budget.times, budget.calls
     times: Counter[Term] = Counter()
@@ -319,19 +283,11 @@ class Comparison:
     """B compared with A.
 
     Attributes:
-        a, b: The sides.
-        verdict: The answer.
         reasons: Why it cannot be told, where it cannot.
         is_refused: Whether the sides did not train the same, and nothing was compared.
-        confidence: Of every interval.
         work: What a step's work is counted in, and how much of it each side does; absent where unknown.
         is_per_work: Whether B is compared for as much work as a step of A.
-        changes: The figures that both sides have.
-        missing: Why a figure is absent.
-        budget: What the change is made of; absent with ``missing["budget"]``.
-        setup: What is not the same in the set-ups.
-        limits: What became of the limits.
-        notes: What a reader must know.
+        missing: Why a figure, or ``budget``, is absent.
     """
 
     a: Side
@@ -427,7 +383,6 @@ def _judge(changes: Mapping[Compared, Delta], missing: Mapping[str, str]) -> tup
 def _figures(
     a: Side, b: Side, work: tuple[str, float, float] | None, factor: float, certainty: tuple[float, float | None]
 ) -> tuple[dict[Compared, Delta], dict[str, str]]:
-    """The figures that both sides have, B's for as much work as A's; and why the others are absent."""
     changes: dict[Compared, Delta] = {}
     missing: dict[str, str] = {}
     for figure, first, second in (
@@ -467,7 +422,6 @@ def _add_tflops(
 
 
 def _one_run_notes(step: Delta) -> list[str]:
-    """What the interval of one run of each side covers, and what the steps say without it."""
     notes = [
         "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
         "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more: compare "
@@ -484,7 +438,6 @@ def _one_run_notes(step: Delta) -> list[str]:
 
 
 def _mean_note(a: Side, b: Side, step: Delta) -> list[str]:
-    """What the mean step says that the median does not: some steps alone became slower."""
     assert a.step_time_s is not None
     assert b.step_time_s is not None
     mean = compare_samples(Samples(a.step_time_s.runs, is_mean=True), Samples(b.step_time_s.runs, is_mean=True))

@@ -52,17 +52,9 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainedSetup:
-    """What was trained, on what; absent where it is not known.
+    """What was trained, on what; absent where it is not known. Samples and tokens are of a step over all ranks.
 
-    Attributes:
-        model: Its class, or what a log calls it.
-        parameters: Parameters of all of it.
-        dimensions: Layers, hidden size and vocabulary.
-        gpus: Ranks, or GPUs.
-        device: Name of the GPU; ``cpu`` where there was none.
-        dtype: Type of the products, or of the weights.
-        samples, tokens: Of a step over all ranks.
-        versions: Versions of software, by package.
+    ``dimensions`` are layers, hidden size and vocabulary. ``device`` is ``cpu`` where there was no GPU.
     """
 
     model: str | None = None
@@ -78,21 +70,15 @@ class TrainedSetup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One side.
+    """One side; figures have a series for each run.
 
     Attributes:
-        name: What was typed.
-        kind: What it was read from.
-        setup: What was trained.
-        step_time_s: Times of the undisturbed steps in seconds, a series for each run; absent where unknown.
-        is_profiled: Whether these are the times of profiled steps, because nothing else is known.
+        is_profiled: Whether its times are those of profiled steps, because nothing else is known.
         tflop_per_step: Operations of a step and GPU in 10**12, and the convention that they are counted by.
-        memory_bytes: Peak memory of tensors of the rank with the largest; one a run.
-        energy_j: Energy of each undisturbed step over all GPUs, a series for each run.
+        memory_bytes: Peak memory of tensors of the rank with the largest.
+        energy_j: Energy of each undisturbed step over all GPUs.
         budget: What a profiled step is made of; of several runs that of the first with traces.
         reasons: Why a figure, or ``budget``, is absent.
-        notes: What a reader must know.
-        damage: What could not be read.
     """
 
     name: str
@@ -117,11 +103,7 @@ _SAME_PARAMETERS = ("parameters", "gpus", "dimensions")
 
 
 def join_runs(name: str, sides: Sequence[Side]) -> Side:
-    """One side of several runs; its budget is that of the first run with traces.
-
-    Raises:
-        PerfscopeError: They are not runs of the same training, or there is none.
-    """
+    """One side of several runs; PerfscopeError where they did not train the same, or there is none."""
     if not sides:
         raise PerfscopeError(f"{name!r} names no run", hint="several runs of a side: A1,A2,A3")
     return replace(sides[0], name=name) if len(sides) == 1 else _join_distinct(name, sides)
@@ -249,7 +231,6 @@ def _memory(undisturbed: UndisturbedSteps) -> Samples | None:
 
 
 def _energies(run: Run, undisturbed: UndisturbedSteps) -> Samples | None:
-    """The energy of each undisturbed step that the samples of all GPUs cover."""
     total: dict[int, list[float]] = {}
     gpus = used_gpus(run)
     for used in gpus:
@@ -303,16 +284,12 @@ _Runs = tuple[tuple[float, ...], ...] | None
 
 
 class _Term(Struct):
-    """A term: its time of a step, and its events of the device a step."""
-
     term: tuple[str, ...]
     ns: int
     calls: float | None = None
 
 
 class _Budget(Struct):
-    """A budget as it is stored."""
-
     terms: tuple[_Term, ...]
     period_ns: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
@@ -321,8 +298,6 @@ class _Budget(Struct):
 
 
 class _Baseline(Struct):
-    """A baseline as it is stored."""
-
     schema: str = BASELINE
     name: str = ""
     setup: TrainedSetup | None = None
@@ -365,11 +340,7 @@ def _lists(samples: Samples | None) -> _Runs:
 
 
 def from_saved(name: str, data: Mapping[str, object]) -> Side:
-    """A saved side.
-
-    Raises:
-        PerfscopeError: It is of another schema or version, or damaged.
-    """
+    """A saved side; PerfscopeError where it is of another schema or version, or damaged."""
     schema = data.get("schema")
     if schema != BASELINE:
         raise PerfscopeError(

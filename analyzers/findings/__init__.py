@@ -9,6 +9,7 @@ that are too slow, cost no more than what the other findings leave of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from perfscope.units import format_ranges
 
 if TYPE_CHECKING:
     from perfscope.analyzers.whatif.rank_graph import RankGraph
-    from perfscope.analyzers.whatif.scenarios import Fixes, Regain
+    from perfscope.analyzers.whatif.scenarios import Fixes
 
 #: The rules; those of what remains of a part come after the others.
 RULES: tuple[Finder, ...] = tuple(
@@ -40,11 +41,7 @@ _MOST_RANGES = 8
 
 
 class Findings(ResultList, frozen=True):
-    """``results.findings``: what costs the most in a run, and what to try; the one that regains most first.
-
-    Attributes:
-        step_us: A step of the run.
-    """
+    """``results.findings``: what costs the most in a run, and what to try; the one that regains most first."""
 
     findings: tuple[Finding, ...]
     step_us: float
@@ -84,45 +81,29 @@ def derive(
 ) -> Findings | None:
     """The findings of all results; None where no result has the time of a step.
 
-    Args:
-        results: The results of the analyzers.
-        graphs: Gives the execution graphs of the traces, for a replay without a cause; asked only where there is one.
+    ``graphs`` gives the execution graphs of the traces. It is asked only where a finding has a scenario to replay.
     """
     known = {name: result for name, result in results.items() if name in AnalyzerResults.__struct_fields__}
     typed = AnalyzerResults(**cast("dict[str, None]", known))
-    training = TracedRun(typed, _Replays(graphs, typed).regain)
+
+    @cache
+    def fixes() -> Fixes | None:
+        partials = graphs()
+        if not partials:
+            return None
+        from perfscope.analyzers.whatif.scenarios import Fixes  # takes long; most runs need no replay
+
+        step_s = typed.steps.step_time_s if typed.steps is not None else None
+        return Fixes(partials, None if step_s is None else step_s * NS_PER_S)
+
+    training = TracedRun(typed, lambda scenario: None if (job := fixes()) is None else job.regain(scenario))
     if not training.step_us:
         return None
     return Findings(rank_findings(training, RULES), training.step_us)
 
 
-class _Replays:
-    """Replays the profiled steps with one change at a time; most runs need none, and its imports take long."""
-
-    def __init__(self, graphs: Callable[[], Sequence[tuple[RankGraph, ...]]], results: AnalyzerResults) -> None:
-        self._graphs, self._steps = graphs, results.steps
-        self._fixes: Fixes | None = None
-
-    def regain(self, scenario: str) -> Regain | None:
-        """What a step takes less with a scenario of ``perfscope whatif``; None without traces."""
-        if self._fixes is None:
-            graphs = self._graphs()
-            if not graphs:
-                return None
-            from perfscope.analyzers.whatif.scenarios import Fixes  # only where a finding asks
-
-            step_s = self._steps.step_time_s if self._steps is not None else None
-            self._fixes = Fixes(graphs, None if step_s is None else step_s * NS_PER_S)
-        return self._fixes.regain(scenario)
-
-
 def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding, ...]:
-    """The findings of a run, the one that regains most first.
-
-    Args:
-        training: The run.
-        rules: Those of what remains of a part come last.
-    """
+    """The findings of a run, the one that regains most first; rules of what remains of a part come last."""
     step_us = training.step_us
     if not step_us:
         return ()
@@ -192,17 +173,15 @@ def _replayed(training: TracedRun, cause: Fault) -> Fault:
     What was measured in many steps says more than a replay of the few in a window.
     """
     replay = training.regain(cause.scenario) if cause.scenario and not cause.is_of_all_steps else None
-    if replay is None or replay.saved_ns is None or replay.interval_ns is None:
+    if replay is None or abs(replay.replay_error) > _LARGEST_ERROR:
         return cause
-    if abs(replay.replay_error or 0.0) > _LARGEST_ERROR:
-        return cause
-    part = cause.scenario_part
-    low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
+    part, saved_ns, off_ns = cause.scenario_part, replay.saved_ns, replay.uncertain_ns
+    low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in (saved_ns - off_ns, saved_ns + off_ns))
     # A replay that cannot tell a saving from none is no evidence of one.
-    is_certain = replay.saved_ns > (0.0 if cause.is_counted else _CLEARLY * (replay.noise_ns or 0.0))
+    is_certain = saved_ns > (0.0 if cause.is_counted else _CLEARLY * replay.noise_ns)
     if cause.is_counted and not is_certain:
         # What is counted is there: the replay that cannot tell what it costs limits it.
         cost_us = min(cause.cost_us, high_us)
         return replace(cause, cost_us=cost_us, interval_us=(0.0, cost_us))
-    cost_us = part * replay.saved_ns / NS_PER_US if is_certain else 0.0
+    cost_us = part * saved_ns / NS_PER_US if is_certain else 0.0
     return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY)

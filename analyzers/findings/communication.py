@@ -54,7 +54,6 @@ _PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 
 
 def _host_reductions(training: TracedRun) -> tuple[float, tuple[str, ...]]:
-    """How often a rank reduces in a step by its host's operators, which state no sizes, and where that is."""
     host = training.results.host
     rows = [
         (row, operator)
@@ -254,11 +253,10 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
 
 
 def _by_replay(training: TracedRun, straggler: int, cost_us: float) -> Why:
-    """What a rank is last by where no part of its time tells: which of its changes regains most of what it costs."""
     saved_us = {}
     for why in (Why.HOST, Why.DEVICE):
         answer = training.regain(_SCENARIOS[why].format(straggler))
-        if answer is not None and answer.saved_ns is not None:
+        if answer is not None:
             saved_us[why] = answer.saved_ns / NS_PER_US
     best = max(saved_us, key=lambda why: saved_us[why], default=Why.UNKNOWN)
     return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else Why.UNKNOWN
@@ -312,7 +310,6 @@ def find_uneven_stages(training: TracedRun) -> Fault | None:
 
 
 def _excess(pipeline: Stages) -> float:
-    """By which share the longest stage works longer than the mean one; 0 where no stage's work is known."""
     useful_us = [us for _, us in pipeline.stages]
     return max(useful_us) * len(useful_us) / sum(useful_us) - 1 if sum(useful_us) else 0.0
 

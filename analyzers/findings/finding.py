@@ -39,12 +39,7 @@ class Fault(Struct, frozen=True):
     """What a rule sees in the results of a run; times are microseconds of a step.
 
     Attributes:
-        cost_us: What a fix regains.
-        interval_us: Least and most that it regains.
-        ranks: The ranks where it happens.
         evidence: Facts, the most telling first.
-        advice: One sentence: what to try, with the option's name in the framework.
-        basis: What the cost rests on.
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
         scenario_part: How much of what the scenario saves this fix saves.
         is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
@@ -68,14 +63,9 @@ class Fault(Struct, frozen=True):
 
 
 class Finder(Struct, frozen=True):
-    """One kind of finding.
+    """One kind of finding; ``docs/findings/<id>.md`` explains it.
 
-    Attributes:
-        id: Its name, which never changes; ``docs/findings/<id>.md`` explains it.
-        title: What is wrong, in a few words.
-        parts: The parts of a step that it takes time of; the time of the first one is the most that it costs.
-        find: Looks for it.
-        is_rest: Whether it names what the other causes leave of its part.
+    It takes time of ``parts`` of a step, and at most all of the first. ``is_rest`` is for what other causes leave.
     """
 
     id: str

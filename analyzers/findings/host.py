@@ -225,7 +225,6 @@ def find_synchronisations(training: TracedRun) -> Fault | None:
 
 
 def _advise_waiting(training: TracedRun, caller: Caller) -> str:
-    """What to try against the waits of a caller."""
     line = "" if caller.function else " `perfscope profile --stack` names the line."
     if not caller.operator:
         is_timed = training.has_option("--timing-log-level")

@@ -105,26 +105,14 @@ class StepPart(StrEnum):
 
 
 def numbered(pointer: str, items: Sequence[_T]) -> list[tuple[str, _T]]:
-    """The entries of a list in the results, each with its JSON pointer.
-
-    >>> numbered("/gpus", ["a", "b"])
-    [('/gpus/0', 'a'), ('/gpus/1', 'b')]
-    """
+    """The entries of a list in the results, each with its JSON pointer."""
     return [(f"{pointer}/{index}", item) for index, item in enumerate(items)]
 
 
 class MeanStep(NamedTuple):
     """A mean step of one rank, in microseconds; on a GPU the device's time, on a processor the host's.
 
-    Attributes:
-        rank: The rank; None where it is not known.
-        pointer: Where its times are.
-        idle_pointer: Where its idle time by cause is; the same on a processor.
-        compute: Computation.
-        communication: Exposed communication.
-        copy: Exposed copies.
-        host: Idle time while the host was late, by cause.
-        steps: How many steps the times are of.
+    ``host`` is idle time while the host was late, by cause. ``pointer`` and ``idle_pointer`` say where the times are.
     """
 
     rank: int | None
@@ -163,15 +151,8 @@ class MeanStep(NamedTuple):
 class Stages(NamedTuple):
     """A pipeline as it was measured: by hooks in all steps, or by traces in the profiled ones.
 
-    Attributes:
-        pointer: Where it is.
-        section_us: T of a step.
-        stages: The ranks of each stage, and the time of its passes.
-        schedule_share, imbalance_share: Parts of the idle time over p x T; 0 where the schedule was not recognised.
-        gaps_share: The same of transfers and gaps of hosts.
-        theory: Idle share for equal stages; None where the schedule was not recognised.
-        schedule: Its name; None likewise.
-        microbatches: Micro-batches in a step.
+    ``stages`` are the ranks of each stage and the time of its passes. Shares are of idle time over p x T; those of the
+    schedule and of imbalance are 0, and ``theory`` is None, where the schedule was not recognised.
     """
 
     pointer: str
@@ -186,12 +167,7 @@ class Stages(NamedTuple):
 
 
 class TracedRun:
-    """One run, or some traces.
-
-    Args:
-        results: The results of the analyzers.
-        regain: Answers what a step takes less with a scenario of ``perfscope whatif``; None without traces.
-    """
+    """One run, or some traces; ``regain`` answers what a scenario of ``perfscope whatif`` saves, or None."""
 
     def __init__(self, results: AnalyzerResults, regain: Callable[[str], Regain | None] = lambda _: None) -> None:
         self.results = results
@@ -259,7 +235,6 @@ class TracedRun:
 
     @cached_property
     def _profiled_us(self) -> float:
-        """The longest mean profiled step of a rank, with the time between the steps."""
         windows = [
             (device.row.window, len(device.steps), device.outside.between if device.outside else 0)
             for device in self.devices
@@ -463,11 +438,7 @@ class TracedRun:
 
 
 def offer(*choices: tuple[str, bool]) -> str:
-    """The choices that are not in use, as a sentence goes on.
-
-    >>> offer(("`--a`", True), ("`--b`", False), ("less", False))
-    '`--b`, or less'
-    """
+    """The choices that are not in use, as a sentence goes on."""
     return ", or ".join(text for text, is_used in choices if not is_used)
 
 
@@ -488,7 +459,6 @@ def _pipeline(
 
 
 def _busy_ns(device: RankParts) -> float:
-    """How long a device computes and copies in a profiled step."""
     return (device.row.compute + device.row.exposed_copy) / max(len(device.steps), 1)
 
 

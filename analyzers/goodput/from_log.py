@@ -64,7 +64,6 @@ def _to_life(name: str, start_ns: int, end_ns: int, moments: Sequence[LoggedMome
 
 
 def _place(moment: LoggedMoment) -> Spent:
-    """What the time between iterations went to: what the log names there."""
     if moment.has_evaluation:
         return Spent.VALIDATION
     return Spent.SAVES if moment.has_save and not moment.saved_ns else Spent.STALLS
@@ -78,7 +77,6 @@ def _first_span(moments: Sequence[LoggedMoment]) -> int:
 
 
 def _usual_step_ns(moments: Sequence[LoggedMoment]) -> int:
-    """The median time of an iteration between two lines; 0 for a single line."""
     times = [
         (after.t_ns - before.t_ns) / (after.iteration - before.iteration)
         for before, after in pairwise(moments)
@@ -88,5 +86,4 @@ def _usual_step_ns(moments: Sequence[LoggedMoment]) -> int:
 
 
 def _divide(total_ns: int, count: int) -> list[int]:
-    """A time in so many whole parts that add up to it."""
     return [total_ns * (part + 1) // count - total_ns * part // count for part in range(count)]

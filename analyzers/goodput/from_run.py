@@ -64,7 +64,6 @@ def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
 
 
 def _take_stalls(step_ns: Int64) -> tuple[Int64, int]:
-    """Take what steps took beyond several medians from them."""
     usual = int(np.median(step_ns)) * _STALL if len(step_ns) else 0
     kept = np.minimum(step_ns, usual) if usual else step_ns
     return kept, int((step_ns - kept).sum())

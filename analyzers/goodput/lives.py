@@ -13,19 +13,10 @@ from perfscope.tables.columns import Int64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Life:
-    """One start of a job, on the wall clock.
+    """One start of a job, on the wall clock, as far as that was recorded.
 
-    Attributes:
-        name: The run or log, and which start of it.
-        start_ns, end_ns: When its processes began and ended, as far as that was recorded.
-        iteration: The number of each step in the whole job.
-        step_ns: The time of each step alone.
-        is_skipped: Which steps did not update the weights.
-        other_ns: What the rest of its time went to; with the steps it adds up to the whole life exactly.
-        saved_steps: The iterations after which checkpoints were saved.
-        ranks: How many ranks trained; absent where unknown.
-        is_numbered: Whether a framework numbers its iterations through restarts.
-        ends_by_itself: Whether its end was recorded.
+    ``iteration`` numbers steps in the whole job. ``other_ns`` and the steps add up to the whole life exactly.
+    ``is_numbered``: a framework numbers its iterations through restarts.
     """
 
     name: str

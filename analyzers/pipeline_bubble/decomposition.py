@@ -40,10 +40,7 @@ Time: TypeAlias = int | Fraction | None
 class StageParts(Figures, frozen=True):
     """One stage in one step: ``useful + schedule + imbalance + transfer + host`` is the section exactly.
 
-    Attributes:
-        useful, idle: Time of its passes, and the rest of the section.
-        forward, weight: The parts of the useful time of forward passes and of separate weight-gradient passes.
-        schedule, imbalance, transfer, host: The parts of the idle time; absent where the schedule was not recognised.
+    The parts of the idle time are absent where the schedule was not recognised.
     """
 
     stage: Annotated[int, Doc("Its number.")]
@@ -98,15 +95,10 @@ class StageShares(Result, frozen=True):
 
 
 class BubbleParts(Struct, frozen=True):
-    """The decomposition of one step of one pipeline.
+    """The decomposition of one step of one pipeline, which began at ``start_ns`` on the wall clock.
 
-    Attributes:
-        section_ns: T.
-        start_ns: When it began, on the wall clock.
-        stages: The parts of each stage.
-        theory: Idle share of p x T for equal stages with these mean times, without transfers and host gaps.
-        ideal: The simulated step with that share.
-        ticks_per_ns: Unit of ``ideal``.
+    ``theory`` is the idle share of p x T for equal stages with these mean times, without transfers and host gaps, and
+    ``ideal`` the simulated step with that share, in ticks.
     """
 
     section_ns: int
@@ -118,8 +110,6 @@ class BubbleParts(Struct, frozen=True):
 
 
 class _MeasuredTiming(Timing):
-    """The passes and transfers with their measured times."""
-
     def __init__(self, work: dict[Op, int], transfer: dict[Op, int], send_blocking: dict[Op, int]) -> None:
         self.work, self.transfer, self.send_blocking = work, transfer, send_blocking
 
@@ -134,8 +124,6 @@ class _MeasuredTiming(Timing):
 
 
 class _MeanTiming(Timing):
-    """All stages and micro-batches with the mean time of each kind of pass."""
-
     def __init__(self, work: dict[PassKind, int]) -> None:
         self.work = work
 
@@ -160,12 +148,7 @@ def _sum_stage(stage: int, passes: Sequence[MeasuredPass], section: int) -> Stag
 
 
 def decompose(plan: PassOrder, stages: Sequence[PassesOfStep]) -> BubbleParts:
-    """Split the idle time of one step.
-
-    Args:
-        plan: The order in which the passes ran.
-        stages: The step on each stage, its passes in that order.
-    """
+    """Split the idle time of one step; the passes of each stage are in the order of ``plan``."""
     passes = {
         op: measured
         for order, stage in zip(plan.orders, stages, strict=True)
@@ -195,7 +178,6 @@ def decompose(plan: PassOrder, stages: Sequence[PassesOfStep]) -> BubbleParts:
 
 
 def _average_by_kind(work: dict[Op, int]) -> tuple[dict[PassKind, int], int]:
-    """Mean time of each kind of pass in ticks, and how many ticks a nanosecond has, so that means are integers."""
     by_kind: defaultdict[PassKind, list[int]] = defaultdict(list)
     for op, time in work.items():
         by_kind[op.kind].append(time)
@@ -234,7 +216,6 @@ def _estimate_transfer_times(
 
 
 def _list_crossings(plan: PassOrder, device_of: dict[Op, int]) -> list[tuple[Op, Op]]:
-    """Each operation whose result is needed on a different device, with the operation that needs it."""
     gradients = (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)
     backward = {(op.microbatch, op.stage): op for op in device_of if op.kind in gradients}
     crossings = []
@@ -250,7 +231,6 @@ def _list_crossings(plan: PassOrder, device_of: dict[Op, int]) -> list[tuple[Op,
 
 
 def _hold(order: Sequence[Block], stage: PassesOfStep) -> Iterator[tuple[Op, int]]:
-    """How long each pass held its stage, by itself: until its end, from when the device ran nothing else before it."""
     passes = [(measured.start_ns, measured.end_ns) for measured in stage.passes]
     events = sorted([*passes, *((transfer.start_ns, transfer.end_ns) for transfer in stage.transfers)])
     starts = [start for start, _ in events]
@@ -262,7 +242,6 @@ def _hold(order: Sequence[Block], stage: PassesOfStep) -> Iterator[tuple[Op, int
 
 
 def _find_blocking_sends(plan: PassOrder, passes: dict[Op, MeasuredPass], transfers: dict[Op, int]) -> dict[Op, int]:
-    """Transfers that kept their sender from computing: its next pass began after them."""
     blocking = {}
     for order in plan.orders:
         for (op,), (following,) in pairwise(order):

@@ -52,18 +52,10 @@ _LEAST_MATCHING = 3
 
 
 class LaunchedEvents(Struct, frozen=True, eq=False):
-    """Device events in the order of their launch.
+    """Device events in the order of their launch, on the trace's clock.
 
-    Attributes:
-        name: Index into the trace's names.
-        start_ns, end_ns: When it ran, on the trace's clock.
-        launch_ns: When the host launched it.
-        step: Row of the step it was launched in, or ABSENT.
-        is_transfer: It moves activations or gradients between stages.
-        is_backward: The autograd engine launched it.
-        is_communication: It communicates, transfers included.
-        splits_layers: It communicates inside a layer (tensor, context, expert parallelism): part of the work.
-        collective: Index into the trace's collectives, or ABSENT.
+    ``is_backward``: the autograd engine launched it. ``splits_layers``: it communicates inside a layer (tensor,
+    context, expert parallelism), which is part of the work.
     """
 
     name: Int64
@@ -79,14 +71,7 @@ class LaunchedEvents(Struct, frozen=True, eq=False):
 
 
 class PassMark(NamedTuple):
-    """One annotation that names a pass of a micro-batch.
-
-    Attributes:
-        kind: Which pass.
-        microbatch: Which micro-batch, from 0.
-        stage: The virtual stage; absent where the annotation does not name it.
-        device: The pipeline's device, and ``devices`` their number; absent where the annotation does not name them.
-    """
+    """One annotation that names a pass of a micro-batch, from 0; absent fields are not in its name."""
 
     kind: PassKind
     microbatch: int
@@ -96,8 +81,6 @@ class PassMark(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """A pass: its kind, the rows of its events, its mark where it has one, and its positions in the order of launch."""
-
     kind: PassKind
     rows: Int64
     mark: PassMark | None
@@ -149,7 +132,6 @@ def _labels(trace: Trace) -> list[str]:
 
 
 def _extract_host_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[PassesOfStep, ...]:
-    """Passes on a CPU, where the host does the work: the marks' own times."""
     spans = trace.annotations.take(np.isin(trace.annotations.name, list(marks)))
     passes: list[list[MeasuredPass]] = [[] for _ in range(len(trace.steps))]
     for step, name, start, end in zip(
@@ -305,7 +287,6 @@ class _ForwardPattern:
         return rows[~self._events.is_communication[rows]]
 
     def cut(self, rows: Int64, *, starts_clean: bool) -> tuple[Int64, Int64, Int64]:
-        """Split a run into what precedes its forward pass, the pass, and what follows; all precedes without one."""
         computing = self._computing(rows)
         names: list[int] = self._events.name[computing].tolist()
         common = Counter(names) & self._counts
@@ -321,7 +302,6 @@ class _ForwardPattern:
         return rows[:first], rows[first:stop], rows[stop:]
 
     def _find_begin(self, names: Sequence[int]) -> int:
-        """The position from which most kernels match the pattern; 0 where too few do."""
         lengths = [
             sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(names[position:], self._names, strict=False)))
             for position in range(len(names))

@@ -23,12 +23,7 @@ _NOT_PIPELINE = re.compile(r"tensor|expert|data|context", re.IGNORECASE)
 
 
 class PipelineRanks(Struct, frozen=True):
-    """One pipeline.
-
-    Attributes:
-        ranks: Its ranks in the order of stages; None where the trace does not name its rank.
-        stages: What the trace of each stage says; None for a stage without a trace.
-    """
+    """One pipeline by stage: its ranks, None where a trace does not name its rank; its traces, None without one."""
 
     ranks: tuple[int | None, ...]
     stages: tuple[RankPasses | None, ...]
@@ -45,10 +40,7 @@ class PipelineRanks(Struct, frozen=True):
 
 
 def find_pipelines(traces: Sequence[RankPasses]) -> list[PipelineRanks]:
-    """Sort ranks into pipelines; those without any trace are left out.
-
-    Args:
-        traces: What each rank's trace says; several of a rank are windows of one run.
+    """Sort ranks into pipelines; those without any trace are left out. Several traces of a rank are windows of one run.
 
     Raises:
         MissingInput: The traces do not show which ranks form a pipeline.
@@ -69,7 +61,6 @@ def find_pipelines(traces: Sequence[RankPasses]) -> list[PipelineRanks]:
 
 
 def _find_groups(by_rank: Mapping[int, RankPasses]) -> list[tuple[int, ...]]:
-    """The ranks of each pipeline: by descriptions, else by marks, else all ranks."""
     groups = {(rank, group) for rank, trace in by_rank.items() for group in trace.groups if len(group.ranks) > 1}
     described = {
         group.ranks
@@ -91,14 +82,12 @@ def _find_groups(by_rank: Mapping[int, RankPasses]) -> list[tuple[int, ...]]:
 
 
 def _is_marked(members: Sequence[RankPasses | None]) -> bool:
-    """Whether the marks of a group's ranks name each position of a pipeline of its size once."""
     devices = {member.device for member in members if member is not None}
     lengths = {member.devices for member in members if member is not None}
     return devices == set(range(len(members))) and lengths == {len(members)}
 
 
 def _order_stages(ranks: Sequence[int], by_rank: Mapping[int, RankPasses]) -> list[int]:
-    """Order stages by marks; else by their first forward pass where no trace is missing; else by rank."""
     if any(rank not in by_rank for rank in ranks):
         return sorted(ranks)
     positions = {rank: by_rank[rank].position for rank in ranks}

@@ -46,13 +46,8 @@ _DRAWING_COLUMNS = 100
 class BubbleStep(Figures, frozen=True):
     """One measured step of one pipeline.
 
-    Attributes:
-        schedule: The schedule it followed; CUSTOM or CUSTOM_ZERO_BUBBLE for a marked order that is not in the catalog;
-            absent where it was not recognised.
-        chunks: Virtual stages on a device; absent likewise.
-        microbatches: Micro-batches in the step; forward passes of a stage where the schedule was not recognised.
-        parts: The decomposition of the section.
-        measured, ideal: Charts of the step and of its schedule with equal stages.
+    ``schedule`` and ``chunks``, virtual stages on a device, are absent where it was not recognised. Micro-batches are
+    then the forward passes of a stage.
     """
 
     step: Annotated[str, Doc("The profiler's name of the step.")]
@@ -98,12 +93,7 @@ class BubbleStep(Figures, frozen=True):
 
 
 class StageMean(StageParts, frozen=True, kw_only=True):
-    """One stage in a mean step: ``useful + schedule + imbalance + transfer + host`` is the section.
-
-    Attributes:
-        section: T, the mean over steps.
-        microbatches: Micro-batches of a step.
-    """
+    """One stage in a mean step: ``useful + schedule + imbalance + transfer + host`` is the section."""
 
     ranks: Annotated[tuple[int, ...], Doc("Its ranks: one for each pipeline that ran side by side.")]
     section: Fraction
@@ -240,9 +230,6 @@ class PipelineBubble(StageShares, frozen=True):
 def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
     """Measure every complete step of every pipeline.
 
-    Args:
-        partials: The passes in each trace, at least one.
-
     Raises:
         MissingInput: The traces do not show which ranks form a pipeline, a stage has no trace, no step is complete, or
             the clocks of hosts are not known well enough.
@@ -282,7 +269,6 @@ def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
 
 
 def _mean_parts(parts: Sequence[StageParts]) -> dict[str, Any]:
-    """The mean of each time of a stage; absent where it is absent in any step."""
     times = [asdict(one) for one in parts]
     return {name: _mean([one[name] for one in times]) for name in times[0] if name != "stage"}
 
@@ -293,7 +279,6 @@ def _mean(times: Sequence[int | None]) -> Fraction | None:
 
 
 def _describe_schedule(bubble: PipelineBubble) -> Iterator[str]:
-    """What a reader must know of the schedule, and of a section that cannot be."""
     if bubble.schedule is None:
         yield (
             "The order of passes matches no supported schedule, so the idle time is not split; `microbatches` is the "
@@ -310,12 +295,9 @@ def _describe_schedule(bubble: PipelineBubble) -> Iterator[str]:
 
 
 class Clocks(NamedTuple):
-    """Offsets between the ranks' clocks, and their uncertainty.
+    """By stage, what is added to a rank's times, and how far that may be off; 0 on a common clock.
 
-    Attributes:
-        offset_ns: By stage, to add to the rank's times.
-        error_ns: The residual of the offset; 0 on a common clock; absent where ranks are on several hosts, and no
-            collective shows how their clocks differ.
+    ``error_ns`` is None where ranks are on several hosts, and no collective shows how their clocks differ.
     """
 
     offset_ns: tuple[int, ...]
@@ -342,7 +324,6 @@ def align_clocks(stages: Sequence[RankPasses]) -> Clocks:
 
 
 def _find_offsets(first: Sequence[RankPasses], others: Sequence[RankPasses]) -> Iterator[Offset]:
-    """The clock of a host against another one, by the collectives that any two of their ranks made together."""
     runs_of_others = [_collect(stage) for stage in others]
     for runs_of_first in map(_collect, first):
         for runs in runs_of_others:
@@ -359,7 +340,6 @@ def _collect(stage: RankPasses) -> dict[tuple[str, str, int], CollectiveRun]:
 
 
 def _explain_unknown(steps: Sequence[BubbleStep], clocks: Clocks) -> str:
-    """Why idle time cannot be told from the error of the clocks; empty where it can."""
     if clocks.error_ns is None:
         return "the stages are on several hosts, and no collective shows how their clocks differ"
     stages = sum(len(step.parts.stages) for step in steps)
@@ -372,7 +352,6 @@ def _explain_unknown(steps: Sequence[BubbleStep], clocks: Clocks) -> str:
 
 
 def _measure_pipeline(traced: Sequence[RankPasses], clocks: Clocks) -> tuple[list[BubbleStep], int]:
-    """The complete steps of its stages, and how many are not."""
     stages = [_index_steps(stage, offset_ns) for stage, offset_ns in zip(traced, clocks.offset_ns, strict=True)]
     keys = dict.fromkeys(key for steps in stages for key in steps)
     measured = [
@@ -384,7 +363,6 @@ def _measure_pipeline(traced: Sequence[RankPasses], clocks: Clocks) -> tuple[lis
 
 
 def _index_steps(stage: RankPasses, offset_ns: int) -> dict[tuple[str, int], PassesOfStep]:
-    """The steps of a rank that have passes, by label and count, on the common clock."""
     counts: Counter[str] = Counter()
     steps = {}
     for step in stage.steps:
@@ -440,7 +418,6 @@ def _chart_step(
 
 
 def _number_microbatches(passes: Sequence[MeasuredPass], order: Sequence[Block]) -> list[int]:
-    """The micro-batch of each pass of a stage: by the schedule, else as marked, else counted by kind."""
     ops = [op for block in order for op in block]
     if len(ops) == len(passes):
         return [op.microbatch for op in ops]
@@ -453,7 +430,6 @@ def _number_microbatches(passes: Sequence[MeasuredPass], order: Sequence[Block])
 
 
 def _describe(pipeline: PipelineRanks, clocks: Clocks, incomplete: int) -> Iterator[str]:
-    """What a reader must know of the traces of a pipeline."""
     if incomplete:
         yield f"{incomplete} steps are not complete on every stage and are excluded."
     if clocks.error_ns is not None and any(clocks.offset_ns):

@@ -10,14 +10,10 @@ from perfscope.tables.trace import ProcessGroup
 
 
 class MeasuredPass(Struct, frozen=True, array_like=True):
-    """One pass of one micro-batch as it ran.
+    """One pass of one micro-batch as it ran, from its first to its last device work, on the wall clock.
 
-    Attributes:
-        kind: Which pass.
-        microbatch, stage: Its micro-batch and its virtual stage; absent in a trace without marks.
-        start_ns, end_ns: From its first to its last device work, on the wall clock.
-        work_ns: Time for which the device worked for it.
-        first, last: Positions of its first and last event in the order of launch.
+    ``work_ns`` is for how long the device worked for it. ``first`` and ``last`` are the positions of its events in the
+    order of launch.
     """
 
     kind: PassKind
@@ -37,10 +33,7 @@ class MeasuredPass(Struct, frozen=True, array_like=True):
 class Transfer(Struct, frozen=True, array_like=True):
     """One kernel that moves activations or gradients between stages; it may send and receive at once.
 
-    Attributes:
-        start_ns, end_ns: When it ran, on the wall clock.
-        position: Its position in the order of launch.
-        operation: ``send`` or ``recv``; ``""`` where the trace does not name it.
+    ``operation`` is ``send`` or ``recv``, and ``""`` where the trace does not name it.
     """
 
     start_ns: int
@@ -61,13 +54,9 @@ class CollectiveRun(Struct, frozen=True, array_like=True):
 
 
 class PassesOfStep(Struct, frozen=True, array_like=True):
-    """One training step of one rank.
+    """One training step of one rank, in the order of launch.
 
-    Attributes:
-        label: The profiler's name of the step.
-        passes: Its passes in the order of launch.
-        transfers: Its transfers in the order of launch.
-        collectives: By name and count when they ran: all ranks leave one at nearly the same time.
+    ``collectives`` are by name and count: all ranks leave one at nearly the same time.
     """
 
     label: str
@@ -90,16 +79,9 @@ class PassesOfStep(Struct, frozen=True, array_like=True):
 
 
 class RankPasses(Struct, frozen=True, array_like=True):
-    """What one trace says of a pipeline.
+    """What one trace says of a pipeline; absent is what the trace itself does not name.
 
-    Attributes:
-        rank: The rank that wrote the trace; absent where the trace itself does not name it.
-        world_size: Ranks of the job; absent likewise.
-        host: The machine; ``""`` where the trace does not name it.
-        groups: The process groups that the trace describes.
-        device, devices: The rank's position in the pipeline and the pipeline's length; absent without marks.
-        is_marked: Whether marks name the passes, which are inferred otherwise.
-        steps: Its training steps.
+    ``device`` and ``devices`` are the rank's position in the pipeline and the pipeline's length, by marks.
     """
 
     rank: int | None

@@ -25,13 +25,7 @@ _PASS = re.compile(r"([FBIW])(\d+)\.(\d+)")
 
 
 class RecognisedSchedule(Struct, frozen=True):
-    """The schedule that a step followed.
-
-    Attributes:
-        name: The schedule's name; DUALPIPEV, CUSTOM or CUSTOM_ZERO_BUBBLE where it is not in the catalog.
-        chunks: Virtual stages on a device.
-        plan: The order as it ran, one operation a block, as long as the passes on each stage.
-    """
+    """The schedule that a step followed: its order as it ran, one operation a block, and virtual stages on a device."""
 
     name: str
     chunks: int
@@ -39,22 +33,14 @@ class RecognisedSchedule(Struct, frozen=True):
 
 
 def recognise_order(orders: Sequence[Sequence[str]]) -> RecognisedSchedule | None:
-    """Recognise the schedule of passes that are written as ``F3.1``: kind, micro-batch, virtual stage.
-
-    Returns:
-        None where passes of a micro-batch are missing.
-    """
+    """The schedule of passes that are written as ``F3.1``: kind, micro-batch, virtual stage; None where some miss."""
     matches = [[_PASS.fullmatch(text) for text in order] for order in orders]
     ops = [[Op(PassKind(one[1]), int(one[2]), int(one[3])) for one in order if one] for order in matches]
     return _recognise_plan(ops) if all(orders) and all(map(all, matches)) else None
 
 
 def recognise_passes(stages: Sequence[Sequence[MeasuredPass]]) -> RecognisedSchedule | None:
-    """Recognise the schedule of a step from the passes of each stage.
-
-    Returns:
-        None where no schedule fits.
-    """
+    """The schedule of a step, from the passes of each stage; None where none fits."""
     ops = [
         [
             Op(measured.kind, measured.microbatch, measured.stage)
@@ -94,7 +80,6 @@ def _try_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int) 
 
 
 def _recognise_plan(orders: Sequence[Sequence[Op]]) -> RecognisedSchedule | None:
-    """The schedule of orders that name every pass."""
     ops = Counter(op for order in orders for op in order)
     stages, microbatches = max(op.stage for op in ops) + 1, max(op.microbatch for op in ops) + 1
     kinds = Counter(op.kind for op in ops)
@@ -126,7 +111,6 @@ def _follows(plan: PassOrder, schedule: Schedule, chunks: int) -> bool:
 
 
 def _is_dualpipev(plan: PassOrder) -> bool:
-    """Whether forward and backward passes follow DualPipeV, wherever the weight gradients are."""
     if plan.stages != 2 * plan.devices or plan.microbatches < plan.stages:
         return False
     return all(
@@ -141,7 +125,6 @@ def _is_dualpipev(plan: PassOrder) -> bool:
 
 
 def _join_gradients(order: Sequence[Block]) -> list[Op]:
-    """An order in which an input gradient and its weight gradient right after it are one backward pass."""
     joined: list[Op] = []
     for op in _flat(order):
         if op.kind is PassKind.WEIGHT_GRADIENT and joined[-1:] == [op._replace(kind=PassKind.INPUT_GRADIENT)]:

@@ -134,7 +134,6 @@ def _by_cause(trace: Trace, gaps: Intervals, following: Int64, host: HostActivit
 
 
 def _on_time(trace: Trace, early: Bool, launch: Int64, returned: Int64, gaps: Intervals) -> dict[str, Bool]:
-    """What the gaps were waiting for whose next event had been launched before they began."""
     in_graph = early & names_with(trace, _LAUNCHES_GRAPH)[trace.calls.name[launch]]
     under_way = early & ~in_graph & (returned > gaps.start)
     short = early & ~in_graph & ~under_way & (gaps.end - gaps.start < LAUNCH_GAP_NS)

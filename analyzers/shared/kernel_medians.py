@@ -104,7 +104,6 @@ def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> 
 
 
 def _key(trace: Trace, shape: int) -> int:
-    """A number for a kernel that is the same in all processes."""
     return _number(f"{trace.names[shape >> _GRID_BITS]}\0{shape & ((1 << _GRID_BITS) - 1)}")
 
 

@@ -84,7 +84,6 @@ def measure_outside(trace: Trace, rows: Bool) -> Outside | None:
 
 
 def _count_steps(trace: Trace, is_outside: Bool, is_marked: Bool, step: Int64, steps: int) -> float | None:
-    """How many steps' kernels some kernels are, to a tenth: they are counted by name, as in the marked steps."""
     names, computes = len(trace.names), trace.device.work == Work.COMPUTE
     of_marked = computes[is_marked]
     keys = step[of_marked] * names + trace.device.name[is_marked][of_marked]

@@ -116,7 +116,6 @@ def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
 
 
 def _steps_of_all(tables: Sequence[Steps]) -> Int64:
-    """The steps that every rank timed, ascending; a week's are ascending already, so that sorting is quick."""
     if not tables:
         return np.zeros(0, np.int64)
     ordered = np.sort(np.concatenate([table.step[present(table.wall_ns)] for table in tables]), kind="stable")
@@ -125,7 +124,6 @@ def _steps_of_all(tables: Sequence[Steps]) -> Int64:
 
 
 def _runs(ordered: Int64) -> tuple[Int64, Int64]:
-    """Where each number begins, and how often it occurs."""
     first = np.flatnonzero(np.concatenate([np.ones(min(len(ordered), 1), np.bool_), np.diff(ordered) != 0]))
     return np.asarray(first, np.int64), np.asarray(np.diff(first, append=len(ordered)), np.int64)
 
@@ -169,7 +167,6 @@ def _runs_ahead(tables: Sequence[Steps], numbers: Int64, walls_ns: Int64) -> Boo
 
 
 def _kinds(steps: Steps, numbers: Int64) -> Int64:
-    """What each step did, as a number: its micro-batches, and whether it updated the weights."""
     micro_batches = np.ma.filled(steps.micro_batches, 0) * 2 + steps.skipped
     by_step = dict(zip(steps.step.tolist(), micro_batches.tolist(), strict=True))
     return np.asarray([by_step.get(step, -1) for step in numbers.tolist()], np.int64)

@@ -108,7 +108,6 @@ def _median_s(wall_ns: Int64) -> float | None:
 
 
 def _common_kind(before: Int64, after: Int64) -> int | None:
-    """The kind of which both sides have most steps; None where no kind has enough on both."""
     kinds, counts_before = np.unique(before, return_counts=True)
     counts = [min(count, int((after == kind).sum())) for kind, count in zip(kinds, counts_before.tolist(), strict=True)]
     most = max(counts, default=0)
@@ -116,7 +115,6 @@ def _common_kind(before: Int64, after: Int64) -> int | None:
 
 
 def _obstacle(before: int, after: int, *, has_common_kind: bool) -> str:
-    """Why the sides cannot be compared; empty where they can."""
     if min(before, after) < FEWEST_STEPS:
         return (
             f"{format_count(before, 'steady-state step')} before the first window and {after:,} behind it: a test "
@@ -142,7 +140,6 @@ def _correlate(residuals: Float64) -> float:
 
 
 def _fit_last(values: Float64, design: Float64, correlation: float) -> tuple[float, float, float]:
-    """The last coefficient of a least-squares fit: its interval's low end, itself, its high end."""
     solve = np.linalg.pinv(design)
     coefficients = solve @ values
     residuals = values - design @ coefficients

@@ -38,24 +38,14 @@ _RESIZED = 0.1
 
 
 class Pace(Struct, frozen=True):
-    """One rank in the comparison.
-
-    Attributes:
-        relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1. Absent where the
-            inputs differ in size, and no kernel of the optimizer can be compared.
-        relative_work: This rank's work over that of the rank with the least; at least 1.
-    """
+    """One rank in the comparison; ``relative_compute`` is absent where the inputs differ in size."""
 
     relative_compute: float | None
     relative_work: float
 
 
 class PaceComparison(Figures, frozen=True):
-    """How ranks are compared.
-
-    Attributes:
-        paces: By rank.
-    """
+    """How ranks are compared; ``paces`` are by rank."""
 
     paces: Mapping[int, Pace]
     steps: Annotated[tuple[int, ...], Doc("The marked steps; empty for whole windows.")]
@@ -84,11 +74,7 @@ class PaceComparison(Figures, frozen=True):
 
 
 def compare(kernels: Mapping[int, KernelMedians]) -> PaceComparison | None:
-    """Compare ranks over the kernels that all of them have; None where there are none, or no step in common.
-
-    Args:
-        kernels: The kernels of each rank.
-    """
+    """Compare ranks over the kernels that all of them have; None where there are none, or no step in common."""
     ranks = list(kernels.values())
     steps = common_steps(own.steps for own in ranks)
     common = reduce(np.intersect1d, (own.keys for own in ranks)) if ranks else np.zeros(0, np.int64)
@@ -125,7 +111,6 @@ def compare(kernels: Mapping[int, KernelMedians]) -> PaceComparison | None:
 
 
 def _work_at_the_fastest(ranks: Sequence[KernelMedians]) -> Float64:
-    """The time of each rank's kernels in a step, each with the least median that it has on any rank."""
     least: dict[int, int] = {}
     for own in ranks:
         for key, time_ns in zip(own.keys.tolist(), own.median_ns.tolist(), strict=True):
@@ -139,7 +124,6 @@ def _work_at_the_fastest(ranks: Sequence[KernelMedians]) -> Float64:
 
 
 def _differ_in_size(ranks: Sequence[KernelMedians]) -> bool:
-    """Whether kernels that all ranks launch equally often have other grids on some of them."""
     first, *others = [_launches(own) for own in ranks]
     common = {
         name for name in first if all(sum(own.get(name, {}).values()) == sum(first[name].values()) for own in others)
@@ -153,7 +137,6 @@ def _differ_in_size(ranks: Sequence[KernelMedians]) -> bool:
 
 
 def _launches(kernels: KernelMedians) -> dict[int, dict[int, float]]:
-    """How often the kernels of each name were launched with each grid in a step."""
     grids: dict[int, dict[int, float]] = {}
     calls = (kernels.calls / len(kernels.steps)).tolist()
     for key, name, count in zip(kernels.keys.tolist(), kernels.names.tolist(), calls, strict=True):

@@ -38,9 +38,7 @@ _FIRST_SHARDED_STAGE = 3
 class DevicePace(Figures, frozen=True):
     """A rank's device in the probed steps, which are timed on it: medians.
 
-    Attributes:
-        limit: From which ``relative_forward`` on it is slow.
-        throttled: Why NVML says that its clock is not higher, most of the time; empty for nothing.
+    ``throttled`` is why NVML says that its clock is not higher, most of the time; empty for nothing.
     """
 
     rank: Annotated[int, Doc("The rank.")]
@@ -87,12 +85,7 @@ class DevicePace(Figures, frozen=True):
 
 
 class Paces(NamedTuple):
-    """What is known of the devices.
-
-    Attributes:
-        paces: Of each rank whose device was timed.
-        unseen: The ranks on GPUs that were compared with nothing, by the reason.
-    """
+    """What is known of the devices; ``unseen`` are the ranks on GPUs that were compared with nothing, by the reason."""
 
     paces: tuple[DevicePace, ...]
     unseen: Mapping[str, tuple[int, ...]]
@@ -140,7 +133,6 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
 
 
 def _find_stages(run: Run) -> dict[int, int]:
-    """The stage of each rank of a pipeline."""
     timed = {record.rank: record.device for record in run.micro_batches}
     return timed | {rank.rank: rank.parallel["pp"] for rank in run.ranks if "pp" in rank.parallel}
 
@@ -223,7 +215,6 @@ def _work(table: Steps) -> float | None:
 
 
 def _read_clocks(run: Run) -> dict[int, tuple[int, str]]:
-    """The median clock of each rank's GPU over the samples in which it worked, and what held that down."""
     clocks = {}
     ranks_by_device = find_device_ranks(run.ranks)
     for gpu in run.gpus:

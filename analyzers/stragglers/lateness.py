@@ -47,10 +47,8 @@ _SLOW_NETWORK = 0.25
 class Excesses:
     """By how much ranks are later than the median of the others, by rank and step, in nanoseconds.
 
-    Attributes:
-        by_part: In each part but waits for other ranks.
-        counted: The parts that make a rank late.
-        over_ns: In all of these.
+    Waits for other ranks are not in ``by_part``; ``counted`` are the parts that make a rank late, ``over_ns`` is all of
+    these.
     """
 
     by_part: dict[HostPart, Float64]
@@ -59,12 +57,7 @@ class Excesses:
 
 
 def measure_excesses(parts: ComparedSteps, *, counts_compute: bool) -> Excesses:
-    """Compare the parts of all ranks.
-
-    Args:
-        parts: The same steps of at least two ranks.
-        counts_compute: Whether a rank's own work may be compared with that of the others; else only evidence counts.
-    """
+    """Compare the parts of all ranks; their own work only with ``counts_compute``, else only evidence counts."""
     excess: dict[HostPart, Float64] = {
         part: over_others(parts.parts_ns[part]) for part in HostPart if part is not HostPart.EXCHANGE
     }
@@ -112,10 +105,6 @@ def without_peer_waits(excess: dict[HostPart, Float64], counted: Sequence[HostPa
 
     A host waits for another rank in the step in which that rank is late, or up to three steps later. A host that was
     blocked in an earlier step is late, too.
-
-    Args:
-        excess: By how much ranks are later in each part.
-        counted: The parts that make a rank late.
     """
     blocked = excess[HostPart.BLOCKED]
     others = (np.maximum(excess[part], 0) for part in counted if part is not HostPart.BLOCKED)
@@ -127,7 +116,6 @@ def without_peer_waits(excess: dict[HostPart, Float64], counted: Sequence[HostPa
 
 
 def _most_of_others(values: Float64) -> Float64:
-    """For each rank the largest value of another rank, by rank and column."""
     ordered = np.sort(values, axis=0)
     return np.asarray(np.where(values == ordered[-1], ordered[-2], ordered[-1]), np.float64)
 
@@ -172,12 +160,7 @@ def _cause_of(part: HostPart) -> LateCause:
 
 
 def find_lateness(parts: ComparedSteps, excesses: Excesses) -> list[Lateness]:
-    """The late ranks, the most expensive first.
-
-    Args:
-        parts: The same steps of at least two ranks.
-        excesses: By how much they are later in each.
-    """
+    """The late ranks, the most expensive first."""
     over = excesses.over_ns
     median_ns, whole_ns = float(np.median(parts.total_ns)), float(parts.total_ns.max(axis=0).sum())
     usual = np.maximum(np.median(over, axis=1), 0)
@@ -196,15 +179,12 @@ def find_lateness(parts: ComparedSteps, excesses: Excesses) -> list[Lateness]:
 
 
 class _Rank:
-    """One rank, and by how much it is later than the others in each part."""
-
     def __init__(self, parts: ComparedSteps, excesses: Excesses, row: int) -> None:
         self._parts, self._row = parts, row
         self._excess = {part: excesses.by_part[part][row] for part in excesses.counted}
         self._over = excesses.over_ns[row]
 
     def in_most_steps(self, late: Bool, median_ns: float) -> list[Lateness]:
-        """An entry for each part that explains much of most steps; costs add up to at most all."""
         typical = {part: float(np.median(excess[late])) for part, excess in self._excess.items()}
         entries: list[Lateness] = []
         remaining = float(self._over[late].sum())
@@ -220,7 +200,6 @@ class _Rank:
         return entries
 
     def in_some_steps(self, late: Bool, beyond: Float64, least_ns: float, *, is_known: bool) -> list[Lateness]:
-        """The rare late steps, by the part that was longest in each."""
         counted = tuple(self._excess)
         above = np.stack([self._excess[part] for part in counted])
         if is_known:  # what is longer in every step does not explain a rare one
@@ -236,7 +215,6 @@ class _Rank:
         return entries
 
     def _describe(self, chosen: Bool, over: Float64, longest: HostPart) -> Lateness:
-        """The rank in some steps, late by one part."""
         sums = {part: round(float(excess[chosen].sum())) for part, excess in self._excess.items()}
         cost_ns = round(float(over[chosen].sum()))
         cause, detail, cause_ns = _cause_of(longest), None, sums[longest]
@@ -261,7 +239,6 @@ class _Rank:
         )
 
     def _explain_compute(self, chosen: Bool) -> tuple[LateCause, str | None]:
-        """Whether a rank computes longer because it has more to compute."""
         work, unit = self._parts.work, self._parts.work_unit
         own = float(work[self._row][chosen].sum())
         usual = float(np.median(np.delete(work, self._row, axis=0)[:, chosen].sum(axis=1)))
@@ -271,7 +248,6 @@ class _Rank:
 
 
 def _worst(parts: ComparedSteps, chosen: Bool, over: Float64) -> tuple[int, ...]:
-    """The numbers of the five worst steps."""
     worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
     return tuple(sorted(parts.step[worst].tolist()))
 

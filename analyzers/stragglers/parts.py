@@ -19,19 +19,11 @@ FEWEST_PROBES = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComparedSteps:
-    """The same steps of several ranks.
+    """The same steps of several ranks; columns are by rank and step.
 
-    Attributes:
-        ranks: The ranks, ascending.
-        step: The numbers of the steps.
-        total_ns: From the end of the step before to the end of the step, by rank and step.
-        parts_ns: Each part, likewise; they add up to the total exactly.
-        faults: Page faults, likewise.
-        work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
-        work_unit: Which of these.
-        times_exchange: Whether waits for other ranks were timed on all ranks.
-        idle_ns: Of each rank, for how long of a step its process had no processor. Waits for data and saves are left
-            out. Empty where this was not recorded of all ranks.
+    A step is from the end of the step before to its own; its parts add up to it exactly. ``work`` is in ``work_unit``,
+    zeros where a rank does not know it. ``times_exchange``: waits for other ranks were timed on all ranks. ``idle_ns``
+    is for how long of a step a rank's process had no processor, without waits for data and saves.
     """
 
     ranks: tuple[int, ...]
@@ -51,11 +43,7 @@ class ComparedSteps:
 
 
 def split_steps(tables: Sequence[Steps]) -> ComparedSteps | None:
-    """The parts of the steps that all ranks have and that no profiler or validation was in; None where there is none.
-
-    Args:
-        tables: The last process of each rank, with its host's times.
-    """
+    """The parts of the steps that all ranks have and that no profiler or validation was in; None without any."""
     numbers = _common_steps(tables)
     if not len(numbers):
         return None
@@ -96,7 +84,6 @@ def _host(table: Steps) -> HostTimes:
 
 
 def _common_steps(tables: Sequence[Steps]) -> Int64:
-    """The steps that can be compared on every rank."""
     common: Int64 | None = None
     for table in tables:
         if table.host is None:
@@ -150,7 +137,6 @@ def _split_rank(table: Steps, rows: Int64, total: Int64, parts: Mapping[HostPart
 
 
 def _work(tables: Sequence[Steps], rows: Sequence[Int64], count: int) -> tuple[str, Int64]:
-    """What each rank took in, in the finest unit that all of them know."""
     for unit, columns in (
         ("tokens", [table.tokens for table in tables]),
         ("samples", [table.samples for table in tables]),

@@ -48,11 +48,7 @@ class HostSteps(Figures, frozen=True):
 class LateRanks(Result, frozen=True):
     """``results.late_ranks``: which ranks are late, by what their hosts did in each step.
 
-    Attributes:
-        parts: The compared steps; absent where no step can be compared on the host.
-        counts_compute: Whether the ranks' own work was compared.
-        has_stages: Whether the ranks are stages of a pipeline.
-        unseen: The ranks whose GPUs were compared with nothing, by the reason.
+    ``unseen`` are the ranks whose GPUs were compared with nothing, by the reason.
     """
 
     late: Annotated[tuple[Lateness, ...], Doc("Each late rank and cause, what costs most first.")]
@@ -134,7 +130,6 @@ class LateRanks(Result, frozen=True):
         return f"{who} is late {when}: {worst.cause.label}"
 
     def _nobody(self) -> str:
-        """That nobody is late, as far as that was looked at."""
         if self.parts is None:
             return "No GPU is slower than its replicas; what hosts did could not be compared"
         if not self.unseen:
@@ -229,7 +224,6 @@ def analyze(run: Run) -> LateRanks:
 
 
 def _host_steps(parts: ComparedSteps) -> tuple[HostSteps, ...]:
-    """The steps of each rank."""
     return tuple(
         HostSteps(
             rank,
@@ -242,5 +236,4 @@ def _host_steps(parts: ComparedSteps) -> tuple[HostSteps, ...]:
 
 
 def _has_stages(run: Run) -> bool:
-    """Whether ranks are stages of a pipeline."""
     return bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1

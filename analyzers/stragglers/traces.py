@@ -74,12 +74,9 @@ _NOTICEABLE = 0.01
 
 
 class RankWait(Figures, frozen=True):
-    """One rank in one group; the private fields are nanoseconds.
+    """One rank in one group; the private fields are nanoseconds, and ``number`` is negative where it is not known.
 
-    Attributes:
-        number: The rank; negative where it is not known.
-        caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
-        excess: How much longer than the mean of the others it took, by part; negative where shorter.
+    ``excess`` is how much longer than the mean of the others it took, by part; negative where shorter.
     """
 
     number: int
@@ -150,12 +147,7 @@ class StepWait(Figures, frozen=True):
 
 
 class RankPace(Figures, frozen=True):
-    """One rank over all groups but those of a pipeline's stages; the private fields are nanoseconds.
-
-    Attributes:
-        number: The rank; negative where it is not known.
-        caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
-    """
+    """One rank over all groups but those of a pipeline's stages; the private fields are nanoseconds."""
 
     number: int
     caused: float
@@ -199,11 +191,7 @@ def _why(row: tuple[GroupWait, RankWait, Pace | None]) -> str | None:
 
 
 class Stragglers(Result, frozen=True):
-    """``results.stragglers``: which rank makes the others wait, and why.
-
-    Attributes:
-        significant: The wait that makes a rank a straggler, in nanoseconds.
-    """
+    """``results.stragglers``: which rank makes the others wait, and why."""
 
     straggler: Annotated[
         int | None,
@@ -307,7 +295,6 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
 
 
 def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Members) -> GroupWait | None:
-    """The waits of one group; None where it has no collective that two ranks made together."""
     if len(calls) <= 1:
         return None
     matched = match(calls)
@@ -342,13 +329,7 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Member
 
 
 class _Members:
-    """What the ranks of a job sent besides their operations.
-
-    Of several runs of one rank, the first one counts.
-
-    Attributes:
-        comparison: How fast they compute; None where they cannot be compared.
-    """
+    """What the ranks of a job sent besides their operations; of several runs of one rank the first one counts."""
 
     def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
         self._transferring: set[int] = set()
@@ -373,7 +354,6 @@ class _Members:
         self._profiles: dict[int, StepProfile] = {rank: own for rank, own in profiles.items() if own is not None}
 
     def are_stages(self, members: Iterable[int], role: str) -> bool:
-        """Whether the ranks of a group are stages of a pipeline; its role is the axis that it serves."""
         ranks = set(members)
         if not ranks & self._transferring or role not in _ROLES_OF_STAGES:
             return False
@@ -381,12 +361,10 @@ class _Members:
         return role == "PP" or not self._pairs or any(ranks.issuperset(pair) for pair in self._pairs)
 
     def mark_steps(self, members: Iterable[int]) -> bool:
-        """Whether steps are marked on all ranks of a group."""
         profiles = [self._profiles.get(rank) for rank in members]
         return all(profile is not None and ABSENT not in profile.steps for profile in profiles)
 
     def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
-        """A group, with why those of its ranks came last that caused a significant wait."""
         last = {rank.number for rank in group.ranks if rank.excess_wait >= significant}
         profiles = {rank.number: self._profiles[rank.number] for rank in group.ranks if rank.number in self._profiles}
         steps = common_steps(profile.steps for profile in profiles.values())
@@ -403,7 +381,6 @@ class _Members:
         return replace(group, ranks=tuple(ranks))
 
     def over_all(self, groups: Sequence[GroupWait]) -> list[RankPace]:
-        """Each rank over all groups but those of a pipeline's stages."""
         waits: dict[int, list[RankWait]] = {rank.number: [] for group in groups for rank in group.ranks}
         for group in groups:
             for wait in () if group.pipeline else group.ranks:
@@ -436,13 +413,9 @@ class _Reason(NamedTuple):
 
 
 def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float) -> _Reason:
-    """Why a rank came last, in words, and how much longer than the mean of the others each part took.
+    """Why a rank came last, in words, and how much longer than the mean of the others each of PARTS took.
 
-    Args:
-        rank: The rank.
-        parts_ns: PARTS of each rank of its group.
-        paces: How fast each of them computes; empty where they cannot be compared.
-        significant: A part that is longer by less explains nothing, in nanoseconds.
+    A part that is longer by less than ``significant`` nanoseconds explains nothing.
     """
     own, others = parts_ns[rank], [parts_ns[peer] for peer in parts_ns if peer != rank]
     slower = more_work = 0.0

@@ -47,12 +47,8 @@ class RefusedScenario(Figures, frozen=True):
 class WhatIf(Result, frozen=True):
     """``results.whatif``: the execution graph of the profiled steps, run again with changes.
 
-    Attributes:
-        measured: The steps as measured.
-        exact: The steps of the replay with the measured durations.
-        replayed: The steps that scenarios are compared with: without what the profiler costs the host, where known.
-        undisturbed_ns: The time of a step that nobody profiled; absent where not known.
-        overhead_ns: What the profiler was found to cost the host between two calls.
+    ``exact`` is the replay with the measured durations. Scenarios are compared with ``replayed``, without what the
+    profiler costs the host between two calls (``overhead_ns``), where that is known.
     """
 
     measured: StepSpan
@@ -141,7 +137,6 @@ class WhatIf(Result, frozen=True):
         )
 
     def _causes(self) -> dict[str, float]:
-        """The share of each cause in the critical path, the largest first."""
         sums: Counter[str] = Counter()
         for part in self.critical_path:
             sums[part.cause] += part.time_ns
@@ -166,7 +161,6 @@ class WhatIf(Result, frozen=True):
         yield from self.notes
 
     def _describe_overhead(self, of_host: float) -> Iterator[str]:
-        """How the host without the profiler was found, or that the profiler may be what makes it slow."""
         if self.undisturbed_ns is None:
             if of_host >= _HOST_BOUND:
                 yield (
@@ -210,10 +204,7 @@ def answer(
 ) -> WhatIf:
     """Replay a job with scenarios, or with those that save most where none is named.
 
-    Args:
-        partials: The graphs of each trace.
-        scenarios: What to try.
-        undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
+    ``undisturbed_ns`` is the time of a step that nobody profiled, where known: the host is taken as fast as there.
 
     Raises:
         MissingInput: No step is marked, or the ranks marked different ones.

@@ -18,25 +18,14 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Work
 
 COMPUTE, COMMUNICATION, COPY, HOST, DATA, LAUNCH = (
-    "compute",
-    "communication",
-    "copy",
-    "host",
-    "data loading",
-    "launch latency",
-)
+    "compute", "communication", "copy", "host", "data loading", "launch latency",
+)  # fmt: skip
 _CAUSES = {Work.COMPUTE: COMPUTE, Work.COMMUNICATION: COMMUNICATION, Work.COPY: COPY, Work.FUSED: COMPUTE}
 _BETWEEN_LAUNCHES = "between launches"
 
 
 class PathPart(Figures, frozen=True):
-    """A part of the critical path through ranks, threads and streams, of a mean step.
-
-    Attributes:
-        time_ns: How much of the path it is, in all steps.
-        steps: How many these are.
-        path_ns: The whole path.
-    """
+    """A part of the critical path through ranks, threads and streams; ``time_ns`` is of all ``steps``."""
 
     rank: Annotated[int, Doc("The rank, or its position where the trace does not state one.")]
     cause: Annotated[str, Doc("What the time went to.")]
@@ -58,8 +47,6 @@ def find_critical_path(job: JobGraph, times: JobTimes, replayed: Replayed, span:
 
 
 class _Walk:
-    """The way back through a replay."""
-
     def __init__(self, job: JobGraph, times: JobTimes, replayed: Replayed, span: StepSpan) -> None:
         self._job, self._times, self._replayed, self._span = job, times, replayed, span
         self._time_ns = span.end_ns
@@ -69,7 +56,6 @@ class _Walk:
         self._operation_of = {member: number for number, item in enumerate(job.operations) for member in item.members}
 
     def run(self) -> tuple[PathPart, ...]:
-        """The parts of the path, the largest first."""
         position, event = self._span.last_rank, self._span.last_event
         while self._time_ns > self._span.start_ns:
             position, event = self._last_to_arrive(position, event)
@@ -88,14 +74,12 @@ class _Walk:
         return tuple(sorted(parts, key=lambda part: (-part.time_ns, part.rank, part.cause, part.name)))
 
     def _last_to_arrive(self, position: int, event: int) -> tuple[int, int]:
-        """Of an operation of several ranks the part of the rank that all others waited for."""
         number = self._operation_of.get((position, event))
         if number is None or not self._times.is_joined[number]:
             return position, event
         return max(self._job.operations[number].members, key=lambda member: self._ready(*member)[0])
 
     def _ready(self, position: int, event: int) -> tuple[int, int | None]:
-        """When the last thing ended that an event waits for, and the event that this is, or None for the launch."""
         graph, ends_ns = self._job.ranks[position], self._replayed.end_ns[position]
         before = [event - 1] if event and graph.stream[event - 1] == graph.stream[event] else []
         candidates: list[tuple[int, int | None]] = [
@@ -110,7 +94,6 @@ class _Walk:
         return max([*candidates, (launched_ns, None)], key=lambda candidate: candidate[0])
 
     def _pass_event(self, position: int, event: int) -> int | None:
-        """Go from the end of an event to the end of what it waited for last; None at the begin of the trace."""
         graph = self._job.ranks[position]
         ready_ns, source = self._ready(position, event)
         lag_ns = int(self._times.ranks[position].lag_ns[event])
@@ -123,7 +106,6 @@ class _Walk:
         return self._pass_host(position, launch)
 
     def _pass_host(self, position: int, call: int) -> int | None:
-        """Go back through the host's program to the last call that waited for the device, and what it waited for."""
         times, starts_ns = self._times.ranks[position], self._replayed.call_start_ns[position]
         ends_ns, waiting = self._replayed.end_ns[position], self._job.ranks[position].host_call
         while len(earlier := waiting[waiting < call]):
@@ -140,7 +122,6 @@ class _Walk:
         return None
 
     def _add_host(self, position: int, first: int, call: int) -> None:
-        """The host's time from the gap before one call to the start of another, data loading apart."""
         times = self._times.ranks[position]
         begin_ns = int(self._replayed.call_start_ns[position][first]) - int(times.gap_ns[first])
         data_ns = int(self._job.ranks[position].data_wait_ns[first : call + 1].sum())
@@ -149,7 +130,6 @@ class _Walk:
         self._add(position, HOST, _BETWEEN_LAUNCHES, begin_ns)
 
     def _add(self, position: int, cause: str, name: str, from_ns: int) -> None:
-        """The path lies here from a moment to where it was reached; nothing before the steps counts."""
         begin_ns = max(from_ns, self._span.start_ns)
         if begin_ns < self._time_ns:
             self._parts[position, cause, name] += self._time_ns - begin_ns

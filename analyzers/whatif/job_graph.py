@@ -34,11 +34,7 @@ Member: TypeAlias = tuple[int, int]
 class JointOperation(Struct, frozen=True):
     """A communication operation that several ranks made together.
 
-    Attributes:
-        group: Its group.
-        kind: Operation, element type and size.
-        members: Each rank's part in it.
-        transfer_ns: The shortest duration on any rank: the time from the arrival of the last rank on.
+    ``transfer_ns`` is the shortest duration on any rank: the time from the arrival of the last one on.
     """
 
     group: GroupKey
@@ -53,14 +49,7 @@ class JointOperation(Struct, frozen=True):
 
 
 class JobGraph(Struct, frozen=True, eq=False):
-    """The graphs of all ranks whose traces were given.
-
-    Attributes:
-        ranks: The graphs, by rank.
-        offset_ns: For each rank what is added to its times to get those of the first rank's clock.
-        operations: The communication operations that ranks made together.
-        notes: What could not be joined, as sentences.
-    """
+    """The graphs of all ranks whose traces were given; ``offset_ns`` brings a rank's times to the first one's clock."""
 
     ranks: tuple[RankGraph, ...]
     offset_ns: Int64
@@ -74,11 +63,7 @@ class JobGraph(Struct, frozen=True, eq=False):
 
 
 def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
-    """Join the graphs of the ranks of one job; of several windows the one that most ranks recorded, or the first.
-
-    Raises:
-        MissingInput: They are of different runs, or marked different steps.
-    """
+    """Join the ranks of one job; of several windows the one that most ranks recorded. MissingInput for several runs."""
     windows: dict[tuple[int, ...], list[RankGraph]] = defaultdict(list)
     for graph in ranks:
         windows[graph.marks].append(graph)
@@ -110,11 +95,6 @@ def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
 
 
 def _require_one_run(ranks: Sequence[RankGraph], chosen: Sequence[RankGraph]) -> None:
-    """Ranks of one run recorded the same steps once, at the same time as far as their clocks tell.
-
-    Raises:
-        MissingInput: They did not.
-    """
     sizes = {graph.world_size for graph in ranks if graph.world_size is not None}
     if len(sizes) > 1:
         raise MissingInput(f"the traces are of jobs of {' and '.join(map(str, sorted(sizes)))} ranks: name one run")
@@ -137,7 +117,6 @@ def _require_one_run(ranks: Sequence[RankGraph], chosen: Sequence[RankGraph]) ->
 
 
 def _describe_losses(graph: RankGraph) -> Iterator[str]:
-    """What a trace lost, as sentences."""
     if graph.lost_events > _FEWEST_LOST * max((graph.step != ABSENT).sum(), 1):
         yield (
             f"{graph.path}: {graph.lost_events} launched kernels are missing: the profiler dropped events, and the "
@@ -146,7 +125,6 @@ def _describe_losses(graph: RankGraph) -> Iterator[str]:
 
 
 def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, int]) -> Iterator[JointOperation]:
-    """The operations of a group that all of some ranks made; ``members``: its index in each rank's groups."""
     calls = [ranks[position].groups[index] for position, index in members.items()]
     rows = match_rows(calls)
     events = [ranks[at].group_events[index][own] for (at, index), own in zip(members.items(), rows, strict=True)]
@@ -158,7 +136,6 @@ def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, i
 
 
 def _offsets(ranks: Sequence[RankGraph], operations: Sequence[JointOperation]) -> Int64:
-    """The exporters' clocks, and between hosts what aligns the ends of common operations, which nearly coincide."""
     offsets = np.array([graph.base_ns - ranks[0].base_ns for graph in ranks], np.int64)
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for operation in operations:
@@ -177,7 +154,6 @@ def _offsets(ranks: Sequence[RankGraph], operations: Sequence[JointOperation]) -
 
 
 def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
-    """What is added to times of the second rank to get those of the first, by pairs of events that both made."""
     base_ns = second.base_ns - first.base_ns
     if is_one_host(first.host, second.host):
         return base_ns
@@ -220,7 +196,6 @@ def _unnamed_transfers(graph: RankGraph) -> Int64:
 
 
 def _nearest(moments: Int64, others: Int64) -> Int64:
-    """For each moment the position of the nearest of some sorted others; nothing where there are none."""
     if not len(others):
         return moments[:0]
     after = np.minimum(np.searchsorted(others, moments), len(others) - 1)

@@ -33,13 +33,7 @@ _NEAR = 0.001
 
 
 def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTimes], float]) -> tuple[JobTimes, float]:
-    """Durations that give the step that nobody profiled, and what was taken off between two calls of the host at most.
-
-    Args:
-        times: As measured, in a window.
-        undisturbed_ns: The step without the profiler.
-        step_of: The step that a replay gives.
-    """
+    """Durations that give the step that nobody profiled, and what was taken off between two calls at most, in ns."""
 
     def take_off(overhead_ns: float) -> JobTimes:
         return _with_gaps(times, lambda gap_ns: np.maximum(gap_ns - overhead_ns, _LEAST_KEPT * gap_ns))
@@ -68,16 +62,9 @@ def _with_gaps(times: JobTimes, change: Callable[[Int64], Float64]) -> JobTimes:
 class MeasuredJob(Struct, frozen=True):
     """What a scenario starts from.
 
-    Attributes:
-        job: The graph.
-        times: Its durations as measured, or of the host without the profiler where such steps are known.
-        replay: Runs the graph again.
-        base: The replay with these durations.
-        steps: The marked steps as measured.
-        exact: The marked steps of a replay with exactly the measured durations.
-        replayed: The marked steps of ``base``.
-        overhead_ns: What the profiler was found to cost the host between two calls.
-        undisturbed_ns: The time of a step that nobody profiled; absent where not known.
+    ``times`` are as measured, or of a host without the profiler where such steps are known. ``base`` and ``replayed``
+    are the replay with these, ``exact`` is the replay with the measured durations. ``overhead_ns`` is what the profiler
+    was found to cost the host between two calls.
     """
 
     job: JobGraph
@@ -107,11 +94,7 @@ class MeasuredJob(Struct, frozen=True):
 
 
 def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> MeasuredJob:
-    """Join the graphs of a job's ranks, and replay it as it was measured, or as fast as it is without the profiler.
-
-    Args:
-        graphs: The graphs of all ranks.
-        undisturbed_ns: The time of a step that nobody profiled, where it is known.
+    """Join the graphs of a job's ranks, and replay it as measured, or as fast as a step that nobody profiled.
 
     Raises:
         MissingInput: There is no graph, no step is marked, or the ranks marked different ones.

@@ -52,29 +52,18 @@ class RankGraph(Struct, frozen=True, eq=False):
     """One rank's execution graph, with measured times on its own clock, in nanoseconds.
 
     Attributes:
-        path: The trace.
-        rank: Its rank; absent where nothing states it.
-        host: The machine; ``""`` where not stated.
         base_ns: What its clock is behind the wall clock.
-        names: Every distinct name of an event.
         call_start_ns, call_end_ns: The calls of the host, in program order.
-        call_thread: For each call its thread.
         data_wait_ns: For each call the time before it, since the call before it, in which the host waited for data.
         name: For each device event an index into ``names``; events are in the order of their stream, then their start.
-        work: For each a value of Work.
-        start_ns, end_ns: For each when it ran.
-        stream: For each its stream.
         launch: For each the call that launched it, or ABSENT for one that was launched before the trace.
         step: For each the number of its marked step, or ABSENT.
         wait_source, wait_target: Pairs of events of which the second waited for the first, on another stream.
         host_call, host_event: Pairs of a call and an event whose end it waited for.
-        groups: The communication operations by group.
         group_events: For each of ``groups`` the events of its operations, in their order.
         marks: The numbers of the marked steps that launched anything.
         main_thread: The thread that marked the steps; ABSENT where none is marked.
-        world_size: Ranks of the job; absent where nothing states it.
         lost_events: Launches of kernels in marked steps whose kernel is not in the trace.
-        first_mark_ns: When the first marked step began; absent without marks.
     """
 
     path: str
@@ -175,27 +164,23 @@ def build_rank_graph(trace: Trace, device: int) -> RankGraph | None:
 
 
 def _positions(rows: Int64, count: int) -> Int64:
-    """For each of so many rows where it stands among the chosen ones, or ABSENT."""
     position = np.full(count, ABSENT, np.int64)
     position[rows] = np.arange(len(rows))
     return position
 
 
 def _is_named(trace: Trace, names: frozenset[str]) -> Bool:
-    """Which calls of a trace have one of these names."""
     chosen = np.array([name in names for name in trace.names], np.bool_)
     return chosen[trace.calls.name]
 
 
 def _count_lost(trace: Trace) -> int:
-    """Launches of kernels in marked steps whose kernel is not in the trace, on no device."""
     launches = _is_named(trace, _KERNEL_LAUNCHES)
     launches[trace.launch[trace.launch != ABSENT]] = False
     return int((span_at(trace.steps, trace.calls.start_ns[launches]) != ABSENT).sum())
 
 
 def _select_calls(trace: Trace, events: Int64) -> tuple[Int64, Bool, Bool]:
-    """The calls that launch or wait, in program order; which let a stream wait; which wait themselves."""
     calls, launch = trace.calls, trace.launch[events]
     is_sync, is_wait = _is_named(trace, _SYNCHRONIZING), _is_named(trace, _STREAM_WAITS)
     is_busy = is_sync.copy()
@@ -206,7 +191,6 @@ def _select_calls(trace: Trace, events: Int64) -> tuple[Int64, Bool, Bool]:
 
 
 def _data_waits(trace: Trace, call_start_ns: Int64) -> Int64:
-    """For each call the time, since the call before it began, in which the host waited for the data loader."""
     loading = trace.annotated("enumerate(DataLoader)")
     waits_ns = np.zeros(len(call_start_ns), np.int64)
     after = np.searchsorted(call_start_ns, loading.end_ns)
@@ -216,8 +200,6 @@ def _data_waits(trace: Trace, call_start_ns: Int64) -> Int64:
 
 
 class _Launched:
-    """For each moment of the host's program the last event that was launched on each stream."""
-
     def __init__(self, stream: Int64, launch: Int64, start_ns: Int64, end_ns: Int64) -> None:
         self.stream, self.launch, self.start_ns, self.end_ns = stream, launch, start_ns, end_ns
         edges = (np.flatnonzero(np.diff(stream)) + 1).tolist()
@@ -226,14 +208,12 @@ class _Launched:
         self._launched = [np.maximum.accumulate(part) for part in np.split(launch, edges)]
 
     def before(self, calls: Int64) -> list[Int64]:
-        """For each stream the last event launched before each of these calls, or ABSENT."""
         counts = [np.searchsorted(launched, calls) for launched in self._launched]
         return [
             np.where(count > 0, first + count - 1, ABSENT) for first, count in zip(self._first, counts, strict=True)
         ]
 
     def in_order(self, call: Int64, event: Int64) -> tuple[Int64, Int64]:
-        """The pairs of a call and an event of which nothing up to the event was launched after the call."""
         is_in_order = np.concatenate(self._launched)[event] <= call
         return call[is_in_order], event[is_in_order]
 
@@ -258,7 +238,6 @@ def _find_stream_waits(waits: Int64, last: _Launched) -> tuple[Int64, Int64]:
 
 
 def _find_host_waits(trace: Trace, calls: Int64, is_wait: Bool, is_sync: Bool, last: _Launched) -> tuple[Int64, Int64]:
-    """Pairs of a call and an event whose end it waited for."""
     end_ns = trace.calls.end_ns[calls]
     pairs: list[tuple[Int64, Int64]] = []
     syncs = np.flatnonzero(is_sync)

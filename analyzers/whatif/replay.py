@@ -60,10 +60,8 @@ class RankTimes(Struct, frozen=True, eq=False):
 class JobTimes(Struct, frozen=True, eq=False):
     """The durations of a job's graph.
 
-    Attributes:
-        ranks: Those of each rank.
-        transfer_ns: For each operation of several ranks the time from the arrival of the last one.
-        is_joined: For each whether its ranks wait for each other in it.
+    ``transfer_ns`` of an operation is the time from the arrival of its last rank; ``is_joined`` says whether its ranks
+    wait for each other.
     """
 
     ranks: tuple[RankTimes, ...]
@@ -76,28 +74,17 @@ class JobTimes(Struct, frozen=True, eq=False):
 
 
 class Replayed(Struct, frozen=True, eq=False):
-    """The times of a replay, on the first rank's clock.
-
-    Attributes:
-        end_ns: For each rank, for each event when it ended.
-        call_start_ns: For each rank, for each call when it began.
-    """
+    """The times of a replay on the first rank's clock: when each rank's events ended, and when its calls began."""
 
     end_ns: tuple[Int64, ...]
     call_start_ns: tuple[Int64, ...]
 
 
 class _Runs(Struct):
-    """The runs of one rank's events, and what they wait for.
+    """The runs of one rank's events, by their first event, and what they wait for.
 
-    Attributes:
-        first: For each run its first event.
-        part: For each run the part of the host's program that launches it, or ABSENT.
-        before: For each run the run before it on its stream, or ABSENT.
-        run_of: For each event its run.
-        sources: For each run the runs of other streams that it waits for.
-        parts: The calls that begin a part of the host's program.
-        part_sources: For each part the runs that the call before it waited for.
+    Runs wait for the run before them on their stream, for ``sources`` on other streams, and for the ``part`` of the
+    host's program that launches them. A part begins after the call that waited for ``part_sources``.
     """
 
     first: Int64
@@ -138,7 +125,6 @@ def _rank_times(graph: RankGraph) -> RankTimes:
 
 
 def _latency(graph: RankGraph) -> int:
-    """The shortest time from a launch to the start of its event, but for a few outliers."""
     launched = graph.launch != ABSENT
     latency_ns = graph.start_ns[launched] - graph.call_start_ns[graph.launch[launched]]
     short_ns = latency_ns[(latency_ns > 0) & (latency_ns < _LONGEST_LATENCY_NS)]
@@ -214,7 +200,6 @@ _PART, _RUN, _ARRIVAL, _OPERATION = range(4)
 
 
 def _cut_into_runs(graph: RankGraph, joined: Int64) -> _Runs:
-    """Cut the streams of a rank into runs, and its host's program into parts."""
     count = len(graph.start_ns)
     waiting_calls = np.array(distinct(graph.host_call), np.int64)
     parts = np.concatenate([np.zeros(1, np.int64), waiting_calls + 1])
@@ -244,7 +229,6 @@ _Node: TypeAlias = tuple[int, int, int]
 
 
 def _order_nodes(runs_of_ranks: Sequence[_Runs], operation_of: Sequence[dict[int, int]]) -> list[_Node]:
-    """Parts, runs and operations in an order in which each comes after what it waits for."""
     order: TopologicalSorter[_Node] = TopologicalSorter()
     for position, (runs, joined) in enumerate(zip(runs_of_ranks, operation_of, strict=True)):
         ends = [
@@ -269,13 +253,6 @@ def _order_nodes(runs_of_ranks: Sequence[_Runs], operation_of: Sequence[dict[int
 
 
 class _RankRun:
-    """One rank while it runs again.
-
-    Attributes:
-        runs: The runs of its events.
-        end_of_run: For each run when it ended.
-    """
-
     def __init__(self, graph: RankGraph, runs: _Runs, times: RankTimes, offset_ns: int) -> None:
         self.runs = runs
         self._graph, self._times, self._offset_ns = graph, times, offset_ns
@@ -285,7 +262,6 @@ class _RankRun:
         self._start_of_part = [0] * len(runs.parts)
 
     def _prepare_host(self) -> None:
-        """The moments of calls since their part began."""
         times, parts = self._times, self.runs.parts
         self._moment_ns = np.cumsum(times.gap_ns + np.concatenate([[0], times.call_ns[:-1]]))
         length = len(times.call_ns)
@@ -298,7 +274,6 @@ class _RankRun:
         self._return_ns = times.return_ns[last].tolist()
 
     def _prepare_runs(self) -> None:
-        """``A`` and ``B`` of every run."""
         graph, times, first = self._graph, self._times, self.runs.first
         self._work_ns = times.event_ns + times.lag_ns
         total_ns = np.cumsum(self._work_ns)
@@ -318,7 +293,6 @@ class _RankRun:
         self._last_event: list[int] = times.event_ns[last].tolist()
 
     def start_part(self, number: int) -> None:
-        """A part of the host's program begins: at the measured time, or when the call before it returned."""
         if number == 0:
             self._start_of_part[0] = self._graph.origin_ns + self._offset_ns
             return
@@ -327,11 +301,9 @@ class _RankRun:
         self._start_of_part[number] = max(own_end, freed)
 
     def finish_run(self, run: int) -> None:
-        """A run of events ends."""
         self.end_of_run[run] = self._end(run)
 
     def arrive(self, run: int) -> int:
-        """When a rank arrives at an operation with others, which is a run of its own."""
         return self._end(run) - self._last_event[run]
 
     def _end(self, run: int) -> int:
@@ -341,14 +313,12 @@ class _RankRun:
         return max(end_ns, max(freed) + self._sum[run]) if freed else end_ns
 
     def _freed(self, run: int) -> list[int]:
-        """When the runs ended that a run waits for, on its stream and on others."""
         freed = [self.end_of_run[source] for source in self.runs.sources.get(run, ())]
         if self._before[run] != ABSENT:
             freed.append(self.end_of_run[self._before[run]])
         return freed
 
     def call_starts(self) -> Int64:
-        """When each call began."""
         return np.array(self._start_of_part, np.int64)[self._part_of] + self._since_ns
 
     def event_ends(self) -> Int64:
@@ -372,15 +342,9 @@ FEWEST_FOR_MEDIAN = 3
 
 
 class StepSpan(Struct, frozen=True):
-    """The marked steps of a job on the first rank's clock.
+    """The marked steps of a job on the first rank's clock, each from the end of the one before on the last rank.
 
-    Attributes:
-        start_ns: The end of what was launched before them, on the last rank.
-        end_ns: The end of their own work, on the last rank.
-        last_rank: The position of that rank.
-        last_event: Its last event.
-        steps: How many steps they are.
-        edges_ns: When the work of each of them ended, on the last rank.
+    What was launched before the steps ends at ``start_ns``. ``last_rank`` is a position in the job's ranks.
     """
 
     start_ns: int
@@ -415,11 +379,7 @@ def measured_ends(job: JobGraph) -> tuple[Int64, ...]:
 
 
 def span_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> StepSpan:
-    """The marked steps, where events end at these times.
-
-    Raises:
-        MissingInput: No rank marked a step, or the ranks marked different ones.
-    """
+    """The marked steps, where events end at these times; MissingInput where ranks marked none, or different ones."""
     marks = {graph.marks for graph in job.ranks}
     if len(marks) != 1:
         raise MissingInput("the ranks marked different steps, which one replay cannot join")
@@ -447,7 +407,6 @@ def _first_moment(graph: RankGraph, events: Int64) -> int:
 
 
 def _edges_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> tuple[int, ...]:
-    """When each marked step ended, on the rank where it ended last."""
     edges = []
     for step in job.ranks[0].marks:
         ends = [

@@ -35,14 +35,10 @@ _UNSEEN = 0.2
 
 
 class Changed(Struct, frozen=True):
-    """A changed job.
+    """A changed job, and what the answer rests on.
 
-    Attributes:
-        times: The changed durations.
-        assumptions: What the answer rests on, as sentences.
-        least_ns: The steps cannot take less than this, whatever the graph says; 0 where nothing else limits them.
-        added_ns: What a step takes besides its replay with these durations.
-        doubt_ns: How far a step may be off for what the traces do not show.
+    A step takes ``added_ns`` more than its replay, and all steps at least ``least_ns``. ``doubt_ns`` is for what the
+    traces do not show.
     """
 
     times: JobTimes
@@ -53,14 +49,9 @@ class Changed(Struct, frozen=True):
 
 
 class Scenario(Struct, frozen=True):
-    """One kind of change.
+    """One kind of change; a ``value`` in brackets may be left out.
 
-    Attributes:
-        name: What it is called.
-        value: What follows ``=``, for people; ``""`` where nothing does, in brackets where it may be left out.
-        title: What it means, in a few words.
-        change: Applies it to a job with a value. Raises MissingInput where the traces cannot answer it, and UsageError
-            where the value names nothing.
+    ``change`` raises MissingInput where the traces cannot answer it, and UsageError where the value names nothing.
     """
 
     name: str
@@ -72,11 +63,8 @@ class Scenario(Struct, frozen=True):
 class Outlook(Figures, frozen=True):
     """A change, and the step that it would give.
 
-    Attributes:
-        step_ns, saved_ns: The time of a step, and what is saved of the replayed one.
-        uncertain_ns: How far that may be off: by the replay, by the spread of the measured steps, and by what this
-            scenario cannot know. A fifth of the saving comes on top, as predictions were (reports/what-if.md).
-        replayed_ns: The step that it is compared with.
+    ``uncertain_ns`` is by the replay, by the spread of the measured steps, by what the scenario cannot know, and a
+    fifth of the saving (reports/what-if.md).
     """
 
     name: Annotated[str, Doc("As ``--scenario`` takes it.")]
@@ -101,12 +89,7 @@ class Outlook(Figures, frozen=True):
 
 
 def apply_scenario(measured: MeasuredJob, scenario: Scenario, value: str) -> Outlook:
-    """Replay the job with a change.
-
-    Raises:
-        MissingInput: The traces cannot answer it.
-        UsageError: Its value names nothing.
-    """
+    """Replay the job with a change; raises as ``Scenario.change`` does."""
     changed = scenario.change(measured, value)
     span, replayed_ns = measured.span(changed.times), measured.replayed.step_ns
     step_ns = max(span.step_ns + changed.added_ns, changed.least_ns / span.steps, 0.0)
@@ -127,11 +110,7 @@ def write_scenario(scenario: Scenario, value: str) -> str:
 
 
 def parse_scenario(text: str) -> tuple[Scenario, str]:
-    """The scenario that a text names, and its value.
-
-    Raises:
-        UsageError: There is none of that name.
-    """
+    """The scenario that a text names, and its value; UsageError where there is none of that name."""
     name, _, value = text.partition("=")
     for scenario in SCENARIOS:
         if scenario.name == name:
@@ -184,7 +163,6 @@ _LOST_BESIDE = 0.4
 
 
 def _free_communication(measured: MeasuredJob, axis: str) -> Changed:
-    """Communication takes no time, keeps no rank waiting, and slows nothing that runs meanwhile."""
     rows_of_ranks, ranks, hidden_ns = _choose_communication(measured.job, axis), [], 0
     for graph, times, chosen in zip(measured.job.ranks, measured.times.ranks, rows_of_ranks, strict=True):
         alone_ns = _without_contention(graph, chosen)
@@ -200,7 +178,6 @@ _NOTHING_BESIDE = "No kernel ran beside communication, so none was slowed by it.
 
 
 def _without_contention(graph: RankGraph, removed: Bool) -> Int64:
-    """For each event of a rank how long it would run without some of the communication beside it."""
     duration_ns, is_computing = graph.duration_ns.copy(), (graph.work == Work.COMPUTE) & (graph.step != ABSENT)
     own_ns, spans = duration_ns[is_computing], (graph.start_ns[is_computing], graph.end_ns[is_computing])
     shared_ns, removed_ns = (
@@ -214,7 +191,6 @@ def _without_contention(graph: RankGraph, removed: Bool) -> Int64:
 
 
 def _overlap_perfectly(measured: MeasuredJob, _value: str) -> Changed:
-    """No kernel waits for communication: a step takes its computation, or its communication where that is longer."""
     transfer_ns = [times.event_ns.copy() for times in measured.times.ranks]
     for operation, operation_ns in zip(measured.job.operations, measured.times.transfer_ns.tolist(), strict=True):
         for position, event in operation.members:
@@ -235,7 +211,6 @@ def _overlap_perfectly(measured: MeasuredJob, _value: str) -> Changed:
 
 
 def _faster_communication(measured: MeasuredJob, value: str) -> Changed:
-    """Transfers take 1/x of their time; waiting for the last rank stays."""
     axis, _, factor = value.rpartition(":")
     times_faster = _parse_factor("faster-communication", factor)
     rows_of_ranks = _choose_communication(measured.job, axis)
@@ -247,7 +222,6 @@ def _faster_communication(measured: MeasuredJob, value: str) -> Changed:
 
 
 def _choose_communication(job: JobGraph, chosen: str) -> list[Bool]:
-    """For each rank its events of an axis, a group or a collective; all communication where none is named."""
     if not chosen:
         return [graph.is_communication for graph in job.ranks]
     rows_of_ranks, there = [], set()
@@ -267,7 +241,6 @@ def _choose_communication(job: JobGraph, chosen: str) -> list[Bool]:
 
 
 def _operations_of(job: JobGraph, rows_of_ranks: Sequence[Bool]) -> Bool:
-    """Which operations of several ranks are made of these events."""
     firsts = [operation.members[0] for operation in job.operations]
     return np.array([bool(rows_of_ranks[rank][event]) for rank, event in firsts], np.bool_)
 
@@ -281,7 +254,6 @@ def _without_transfers(measured: MeasuredJob, ranks: Sequence[RankTimes], is_fre
 
 
 def _communication_ns(graph: RankGraph, chosen: Bool, *, is_exposed: bool = False) -> int:
-    """How long some communication of marked steps ran; the part of it in which nothing was computed."""
     in_steps = graph.step != ABSENT
     communication = union(graph.start_ns[in_steps & chosen], graph.end_ns[in_steps & chosen])
     computing = in_steps & ((graph.work == Work.COMPUTE) | (graph.work == Work.FUSED))
@@ -298,7 +270,6 @@ _LAG_IN_GRAPH_NS = 600
 
 
 def _free_launches(measured: MeasuredJob, value: str) -> Changed:
-    """CUDA graphs replay a step: the host needs no time between launches, and kernels follow each other faster."""
     changed = _free_host(measured, value)
     ranks = [replace(times, lag_ns=np.minimum(times.lag_ns, _LAG_IN_GRAPH_NS)) for times in changed.times.ranks]
     sentence = (
@@ -309,7 +280,6 @@ def _free_launches(measured: MeasuredJob, value: str) -> Changed:
 
 
 def _free_host(measured: MeasuredJob, _value: str) -> Changed:
-    """The host needs no time between launches; it still waits where it waited."""
     ranks = []
     for graph, times in zip(measured.job.ranks, measured.times.ranks, strict=True):
         gap_ns = np.minimum(np.maximum(times.gap_ns, 0), graph.data_wait_ns)
@@ -320,7 +290,6 @@ def _free_host(measured: MeasuredJob, _value: str) -> Changed:
 
 
 def _free_data_loading(measured: MeasuredJob, _value: str) -> Changed:
-    """The host never waits for the data loader."""
     if not any(graph.data_wait_ns.any() for graph in measured.job.ranks):
         raise MissingInput("the traces contain no `enumerate(DataLoader)`")
     return Changed(
@@ -337,7 +306,6 @@ def _free_data_loading(measured: MeasuredJob, _value: str) -> Changed:
 
 
 def _speed_up_kernels(measured: MeasuredJob, value: str) -> Changed:
-    """Kernels whose name holds a text are x times faster."""
     text, _, factor = value.rpartition(":")
     times_faster = _parse_factor("faster-kernel", factor)
     is_named = [np.array([text.lower() in name.lower() for name in graph.names]) for graph in measured.job.ranks]
@@ -369,7 +337,6 @@ _PRODUCT = re.compile(r"gemm|nvjet|cutlass|wgmma|xmma|Cijk_|wgrad|dgrad|implicit
 
 
 def _drop_recomputation(measured: MeasuredJob, _value: str) -> Changed:
-    """Nothing of the forward pass is computed again in the backward pass."""
     recomputed = [find_recomputed(graph) for graph in measured.job.ranks]
     if not any(rows.any() for rows in recomputed):
         raise MissingInput("nothing was recomputed: no kernels of the forward pass run again in the backward pass")
@@ -436,14 +403,12 @@ _WAITING = "Kernels of the others that ran beside communication that waited for 
 
 
 def _remove_stragglers(measured: MeasuredJob, _value: str) -> Changed:
-    """Every rank is at least as fast as the median of the others, its device and its host."""
     every_rank = range(len(measured.job.ranks))
     devices = _faster_devices(measured, every_rank, _ranks_of_same_work(measured.job))
     return Changed(_with_hosts_of(devices, _faster_hosts(measured, every_rank)), (_PEERS,))
 
 
 def _take_median_device(measured: MeasuredJob, value: str) -> Changed:
-    """The device of one rank is as fast as the median of the others, which then wait for it no longer."""
     position = _position(measured.job, value)
     return Changed(
         _faster_devices(measured, [position], _ranks_of_same_work(measured.job, position)), (_PEERS, _WAITING)
@@ -451,7 +416,6 @@ def _take_median_device(measured: MeasuredJob, value: str) -> Changed:
 
 
 def _take_median_host(measured: MeasuredJob, value: str) -> Changed:
-    """The host of one rank is as fast as the median of the others."""
     hosts = _faster_hosts(measured, [_position(measured.job, value)])
     try:
         devices = _faster_devices(measured, (), _ranks_of_same_work(measured.job))
@@ -472,11 +436,6 @@ def _position(job: JobGraph, value: str) -> int:
 
 
 def _ranks_of_same_work(job: JobGraph, position: int | None = None) -> list[list[int]]:
-    """Groups of ranks that do the same work: all, and in a pipeline those of a stage, which share another axis's group.
-
-    Raises:
-        MissingInput: There is none, or none with the rank at a position.
-    """
     if len(job.ranks) == 1:
         raise MissingInput("the traces of one rank cannot be compared with other ranks'")
     stage = [rank if job.is_pipeline else 0 for rank in range(len(job.ranks))]
@@ -538,7 +497,6 @@ def _compare_step(ranks: Sequence[RankGraph], step: int, durations: Sequence[Int
 
 
 def _match_names(reference: list[int], names: list[int]) -> tuple[Int64, Int64]:
-    """The positions of common names in two sequences, in the same order."""
     if reference == names:
         return np.arange(len(reference)), np.arange(len(names))
     blocks = SequenceMatcher(None, reference, names, autojunk=False).get_matching_blocks()
@@ -548,9 +506,9 @@ def _match_names(reference: list[int], names: list[int]) -> tuple[Int64, Int64]:
 
 
 def _faster_hosts(measured: MeasuredJob, positions: Collection[int]) -> list[RankTimes]:
-    """Hosts whose n-th shortest time between calls is that of the other ranks' median where that is less.
+    """Hosts whose n-th shortest time between calls is at most that of the other ranks' median.
 
-    So a host that is slow everywhere is made faster everywhere, and one that slept once no longer does.
+    A host that is slow everywhere is made faster everywhere, and one that slept once no longer does.
     """
     # Before its first call each rank waits for its own profiler, which says nothing about its host.
     gaps = [np.sort(np.maximum(times.gap_ns[1:], 0)) for times in measured.times.ranks]
@@ -594,40 +552,22 @@ _FREE_HOST = Scenario("launch-free", "", "the host launches without taking time"
 
 
 class Regain(Struct, frozen=True):
-    """What a replay of the profiled steps without a finding's cause says; its figures are absent without an answer.
+    """What a replay of the profiled steps without a finding's cause saves of a step, and how far that may be off.
 
-    Attributes:
-        scenario: The fix, as a scenario of ``perfscope whatif`` is written.
-        step_ns: The step that it is compared with, as it is replayed.
-        saved_ns, uncertain_ns: What the fix saves of it, and how far that may be off.
-        noise_ns: How far the replayed step may be off whatever is changed: less of a saving is none.
-        replay_error: How far the replay of the measured durations is from the measured step, as a share.
-        assumptions: What the answer rests on.
-        reason: Why there is no answer; absent where there is one.
+    Less than ``noise_ns`` is no saving. ``replay_error`` is how far the replay of the measured durations is from the
+    measured step, as a share.
     """
 
-    scenario: str
-    step_ns: float | None = None
-    saved_ns: float | None = None
-    uncertain_ns: float = 0.0
-    noise_ns: float | None = None
-    replay_error: float | None = None
-    assumptions: tuple[str, ...] = ()
-    reason: str | None = None
-
-    @property
-    def interval_ns(self) -> tuple[float, float] | None:
-        """Least and most that the fix saves."""
-        saved_ns, uncertain_ns = self.saved_ns, self.uncertain_ns
-        return None if saved_ns is None else (saved_ns - uncertain_ns, saved_ns + uncertain_ns)
+    saved_ns: float
+    uncertain_ns: float
+    noise_ns: float
+    replay_error: float
 
 
 class Fixes:
-    """Answers what fixes of one job regain; the job is prepared when it is asked for the first time.
+    """Answers what fixes of one job regain, from the graphs of its traces.
 
-    Args:
-        partials: What ``perfscope.analyzers.whatif.measure`` gives for the trace of each rank.
-        undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
+    ``undisturbed_ns`` is the time of a step that nobody profiled, where known: the host is taken as fast as there.
     """
 
     def __init__(self, partials: Sequence[tuple[RankGraph, ...]], undisturbed_ns: float | None = None) -> None:
@@ -635,31 +575,19 @@ class Fixes:
         self._undisturbed_ns = undisturbed_ns
 
     @cached_property
-    def _measured(self) -> MeasuredJob | MissingInput:
+    def _measured(self) -> MeasuredJob | None:
         try:
             return prepare(self._graphs, self._undisturbed_ns)
-        except MissingInput as missing:
-            return missing
+        except MissingInput:
+            return None
 
-    def regain(self, fix: str) -> Regain:
-        """What a fix regains; one that the traces cannot answer has a reason in place of figures.
-
-        Args:
-            fix: A scenario: ``communication-free``, ``communication-free=DP``, ``median-host=3``, ``launch-free``.
-        """
+    def regain(self, fix: str) -> Regain | None:
+        """What a scenario such as ``communication-free=DP`` saves; None where the traces cannot answer it."""
         measured = self._measured
-        if isinstance(measured, MissingInput):
-            return Regain(fix, reason=measured.problem)
+        if measured is None:
+            return None
         try:
             outlook = apply_scenario(measured, *((_FREE_HOST, "") if fix == _FREE_HOST.name else parse_scenario(fix)))
-        except (MissingInput, UsageError) as problem:
-            return Regain(fix, reason=problem.problem)
-        return Regain(
-            fix,
-            step_ns=outlook.replayed_ns,
-            saved_ns=outlook.saved_ns,
-            uncertain_ns=outlook.uncertain_ns,
-            noise_ns=measured.uncertain_ns,
-            replay_error=measured.error,
-            assumptions=outlook.assumptions,
-        )
+        except (MissingInput, UsageError):
+            return None
+        return Regain(outlook.saved_ns, outlook.uncertain_ns, measured.uncertain_ns, measured.error)

@@ -156,21 +156,14 @@ def test_of_several_windows_the_first_is_replayed_and_the_answer_says_so() -> No
     assert "2 traces of other windows are left out." in result.notes
 
 
-def test_what_fixes_regain_is_the_answer_of_the_replay_with_its_interval_or_a_reason() -> None:
+def test_what_fixes_regain_is_the_answer_of_the_replay_or_none() -> None:
     partials = [partial for trace in traces_of("whatif/slow_gpu") if (partial := measure(trace))]
     fixes = ("no-stragglers", "median-host=9", "data-loading-free")
     straggler, nobody, loading = map(Fixes(partials).regain, fixes)
     (outlook,) = ask("whatif/slow_gpu", "no-stragglers").scenarios
-    assert straggler.saved_ns == outlook.saved_ns
-    assert straggler.interval_ns is not None
-    assert straggler.saved_ns is not None
-    assert straggler.step_ns is not None
-    assert straggler.interval_ns[0] < outlook.saved_ns < straggler.interval_ns[1]
-    assert straggler.saved_ns > 0.15 * straggler.step_ns
-    assert (nobody.saved_ns, nobody.interval_ns) == (None, None)
-    assert "is no rank" in str(nobody.reason)
-    assert "enumerate(DataLoader)" in str(loading.reason)
-    assert str(Fixes([]).regain("launch-free").reason).startswith("no trace joins")
+    assert straggler is not None
+    assert straggler.saved_ns == outlook.saved_ns > 0.15 * outlook.replayed_ns
+    assert (nobody, loading, Fixes([]).regain("launch-free")) == (None, None, None)
 
 
 def test_a_host_is_as_fast_as_in_steps_that_nobody_profiled_where_they_tell_it() -> None:

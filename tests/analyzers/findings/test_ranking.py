@@ -11,7 +11,7 @@ from perfscope.analyzers.findings.finding import Fault, Finder, Finding, Proof
 from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
 from perfscope.analyzers.whatif.scenarios import Regain
 from perfscope.engine.run import Plan, analyze
-from tests.analyzers.findings.made import STEP_US, breakdown, idle, parts, steps
+from tests.analyzers.findings.made import breakdown, idle, parts, steps
 from tests.conftest import ROOT
 
 HOST, COMMUNICATION, COMPUTE = StepPart.HOST, StepPart.COMMUNICATION, StepPart.COMPUTE
@@ -92,8 +92,8 @@ def replayed(
     saved_us: float, uncertain_us: float = 500.0, replay_error: float = 0.0, noise_us: float = 0.0
 ) -> TracedRun:
     """Replays that answer as they are told; microseconds."""
-    answer = Regain("launch-free", STEP_US * 1e3, saved_us * 1e3, uncertain_us * 1e3, noise_us * 1e3, replay_error)
-    return training(regain=lambda fix: answer if fix == "launch-free" else Regain(fix, reason="no trace tells"))
+    answer = Regain(saved_us * 1e3, uncertain_us * 1e3, noise_us * 1e3, replay_error)
+    return training(regain=lambda fix: answer if fix == "launch-free" else None)
 
 
 LAUNCHES = rule("host", 4000.0, HOST, scenario="launch-free")
