@@ -37,14 +37,7 @@ _SCRIPT = ".py("
 
 
 class Caller(Figures, frozen=True, array_like=True):
-    """Calls of one kind by one caller, in a mean marked step.
-
-    Attributes:
-        steps: How many steps are marked.
-        count: How many calls there are in all of them.
-        blocked: How long they took, in nanoseconds.
-        idle: Idle time from each call's beginning to the next one's.
-    """
+    """Calls of one kind by one caller; counts and nanoseconds are of all marked steps, figures of a mean one."""
 
     kind: Annotated[str, Doc("``synchronisation``, ``pageable`` or ``allocation``.")]
     operator: Annotated[str | None, Doc("The outermost operator that may wait.")]
@@ -79,11 +72,7 @@ class PageableCalls(BlockingCalls, frozen=True):
 
 
 class RankBlockingCalls(Figures, frozen=True, array_like=True):
-    """The calls of one device's host.
-
-    Attributes:
-        pageable_bytes: What is copied from memory that is not pinned, over all marked steps.
-    """
+    """The calls of one device's host."""
 
     rank: Annotated[int | None, Doc("The rank.")]
     device: Annotated[int, Doc("Index of its GPU.")]

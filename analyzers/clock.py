@@ -150,7 +150,6 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, s
 
 
 def _link_hosts(hosts: Mapping[int, str], links: _Links) -> None:
-    """Add the links of each host, whose ranks have one clock."""
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, host in hosts.items():
         ranks_of[host].append(rank)
@@ -160,7 +159,6 @@ def _link_hosts(hosts: Mapping[int, str], links: _Links) -> None:
 
 
 def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) -> None:
-    """Add the links of a group between hosts."""
     synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
     chosen = synchronises[matched.kind]
     reference, *times = (_Times(*own) for own in zip(matched.duration_ns, matched.end_ns, strict=True))
@@ -173,8 +171,6 @@ def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) 
 
 
 class _Times(NamedTuple):
-    """How long each operation of a group took on one rank, and when it ended there."""
-
     duration_ns: Int64
     end_ns: Int64
 

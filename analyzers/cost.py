@@ -67,12 +67,7 @@ class WindowCost(Figures, frozen=True):
 
 
 class Cost(Result, frozen=True):
-    """``results.cost``: the overhead of perfscope itself.
-
-    Attributes:
-        marks_passes: Whether the hooks mark the passes of micro-batches on the device.
-        effect: What a test of the steps before and after the first window says; absent without one.
-    """
+    """``results.cost``: the overhead of perfscope itself."""
 
     before_s: Annotated[float | None, Doc("Median undisturbed step before the first window.")]
     after_s: Annotated[float | None, Doc("Median undisturbed step after it.")]
@@ -195,7 +190,6 @@ def analyze(run: Run) -> Cost:
 
 
 def _summarize_window(windows: Sequence[Window], tables: Sequence[Steps], steady_s: float | None) -> WindowCost:
-    """The overhead of a window, from what each rank recorded of it."""
     first_step, last_step = windows[0].first_step, windows[0].last_step
     slowest = max(windows, key=lambda window: window.start_ns + window.stop_ns + window.export_ns)
     profiled_s = median(

@@ -58,12 +58,7 @@ class GpuUsage(Figures, frozen=True):
 
 
 class Gpus(ResultList, frozen=True):
-    """``results.gpus``: every GPU that was sampled and that a rank could have used.
-
-    Attributes:
-        gpus: The GPUs.
-        notes: What a reader must know.
-    """
+    """``results.gpus``: every GPU that was sampled and that a rank could have used."""
 
     gpus: tuple[GpuUsage, ...]
     notes: tuple[str, ...]
@@ -193,7 +188,6 @@ def _pcie_rate(gpu: GpuSamples, direction: int, during: Bool) -> float | None:
 
 
 def _read_counter(gpu: GpuSamples, counter: str, during: Bool) -> Readings:
-    """The readings of a counter during training."""
     column = gpu.counters.get(counter)
     return _NO_READINGS if column is None else read_column(gpu.t_ns[during], column[during])
 

@@ -120,12 +120,7 @@ class OutsideTime(Figures, frozen=True, array_like=True):
 
 
 class HostRank(Figures, frozen=True, array_like=True):
-    """The host of one rank.
-
-    Attributes:
-        total: Its whole window.
-        operators: Its operators.
-    """
+    """The host of one rank."""
 
     INLINE = ("total",)
     rank: Annotated[int | None, Doc("The rank.")]
@@ -277,7 +272,6 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
 
 
 def _of_training_thread(trace: Trace) -> HostSpans:
-    """The Python frames of the thread that runs the steps."""
     marks = trace.steps if len(trace.steps) else trace.operators
     threads, counts = np.unique(marks.thread, return_counts=True)
     frames = trace.operators.take(np.zeros(0, np.int64)) if trace.frames is None else trace.frames
@@ -285,16 +279,7 @@ def _of_training_thread(trace: Trace) -> HostSpans:
 
 
 def attribute_outside(gaps: Intervals, frames: HostSpans, names: Sequence[str]) -> tuple[OutsideTime, ...]:
-    """What a thread did in some gaps between operators.
-
-    Args:
-        gaps: When no operator ran.
-        frames: The thread's Python frames; empty where none were recorded.
-        names: The names of the trace.
-
-    Returns:
-        The longest first; their durations add up to the gaps exactly.
-    """
+    """What a thread did in the gaps between operators, the longest first; the durations add up to the gaps exactly."""
     nesting = _nest(frames)
     own_ns = _own_times(frames, nesting, gaps)
     times_ns: dict[tuple[str, str], int] = {}
@@ -325,7 +310,6 @@ def _own_times(spans: HostSpans, nesting: Nesting, within: Intervals | None = No
 
 
 def _caller(row: int, spans: HostSpans, nesting: Nesting, names: Sequence[str]) -> str:
-    """The innermost Python function around a span, or the span itself."""
     while row != ABSENT and _BUILT_IN.fullmatch(names[spans.name[row]]):
         row = int(nesting.parent[row])
     return "" if row == ABSENT else names[spans.name[row]]
@@ -340,12 +324,10 @@ def _describe(name: str, caller: str) -> tuple[str, str]:
 
 
 def _names_starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:
-    """Which of the trace's names start with one of the prefixes."""
     return np.array([name.startswith(prefixes) for name in trace.names], np.bool_)
 
 
 def _covered(tables: Sequence[HostSpans], names: Bool) -> Intervals:
-    """The time that the spans of some names cover."""
     chosen = [table.take(names[table.name]) for table in tables if len(table)]
     if not chosen:
         return Intervals()

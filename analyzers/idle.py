@@ -78,13 +78,7 @@ class IdleCauses(Figures, frozen=True):
 
 
 class RankIdle(Figures, frozen=True, array_like=True):
-    """The idle time of one device.
-
-    Attributes:
-        window: From the first to the last device event, in nanoseconds.
-        by_cause: Idle time of the window by cause, in the order of CAUSES, in nanoseconds.
-        marked_by_cause: The same of its marked steps; absent where there are none.
-    """
+    """The idle time of one device, in nanoseconds: of the window and of its marked steps, in the order of CAUSES."""
 
     rank: Annotated[int | None, Doc("The rank.")]
     device: Annotated[int, Doc("Index of its GPU.")]
@@ -184,7 +178,6 @@ class Idle(Result, frozen=True):
 
 
 def _title(cause: str) -> str:
-    """A cause as people write it."""
     return "CUDA call" if cause == "cuda_call" else cause.replace("_", " ").capitalize()
 
 

@@ -41,13 +41,9 @@ class Times(NamedTuple):
 
 
 class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
-    """The kernels of one trace, or of several.
+    """The kernels of one trace, or of several, and the operators, where they were read.
 
-    Attributes:
-        names: Each one's name and work, in order.
-        times: One row for each field of ``Times``, one column a name.
-        operators: The operators, in order; absent where they were not read.
-        operator_times: The same of these, one column an operator.
+    ``times`` has one row for each field of ``Times``, one column a name.
     """
 
     names: tuple[tuple[str, int], ...]
@@ -180,7 +176,6 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
 
 
 def _figures(times: Times, whole: int) -> tuple[int, int, float | None, float, float, float]:
-    """What ``LaunchTimes`` has of times, which are a part of ``whole``."""
     return (
         times.calls,
         times.total,
@@ -192,7 +187,6 @@ def _figures(times: Times, whole: int) -> tuple[int, int, float | None, float, f
 
 
 def _by_total(keys: Sequence[_Key], times: Int64) -> list[tuple[_Key, Times]]:
-    """What has most time first."""
     listed = zip(keys, map(Times._make, times.T.tolist()), strict=True)
     return sorted(listed, key=lambda item: (-item[1].total, item[0]))
 
@@ -206,7 +200,6 @@ def _in_order(keys: Sequence[_Key], times: Int64) -> tuple[tuple[_Key, ...], Int
 def _join(
     first: tuple[_Key, ...], first_times: Int64, second: tuple[_Key, ...], second_times: Int64
 ) -> tuple[tuple[_Key, ...], Int64]:
-    """The times of both by key."""
     if first == second:
         return first, _add(first_times, second_times)
     column_of = {key: column for column, key in enumerate(first)}
@@ -220,7 +213,6 @@ def _join(
 
 
 def _add(first: Int64, second: Int64) -> Int64:
-    """The times of both, column by column."""
     times = first + second
     np.minimum(first[_SHORTEST], second[_SHORTEST], out=times[_SHORTEST])
     np.maximum(first[_LONGEST], second[_LONGEST], out=times[_LONGEST])
@@ -236,7 +228,6 @@ def _operators(trace: Trace) -> tuple[tuple[str, ...], Int64]:
 
 
 def _times_by_key(keys: Int64, duration_ns: Int64) -> tuple[list[int], Int64]:
-    """The different keys, and their times: one column a key."""
     order = np.argsort(keys, kind="stable")
     distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
     ordered = duration_ns[order]

@@ -29,13 +29,7 @@ _IS_FOREACH = re.compile(r"multi_tensor_apply")
 
 
 class OptimizerStep(Figures, frozen=True, array_like=True):
-    """The optimizer of one device; its figures are means of a marked step.
-
-    Attributes:
-        launched: How many kernels it launched in all marked steps.
-        duration: Their time, in nanoseconds.
-        idle: How long the device stood still between the first and the last of them in each step.
-    """
+    """The optimizer of one device, in nanoseconds over all marked steps; its figures are means of one."""
 
     rank: Annotated[int | None, Doc("The rank.")]
     device: Annotated[int, Doc("Index of its GPU.")]
@@ -113,7 +107,6 @@ def _idle(trace: Trace, rows: Int64) -> int:
 
 
 def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:
-    """How most of the time is spent."""
     for way, pattern in ((FUSED, _IS_FUSED), (FOREACH, _IS_FOREACH)):
         matches = np.array([bool(pattern.search(text)) for text in trace.names], np.bool_)[names]
         if 2 * duration[matches].sum() >= max(int(duration.sum()), 1):

@@ -39,15 +39,8 @@ NO_OPERATOR = "(no operator)"
 class OperatorWork:
     """The calls of one operator with inputs of the same shapes and types, of all steps.
 
-    Attributes:
-        operator: Its name.
-        shapes: Its inputs in words: ``bf16 8192x2048, 2048x6144``; ``""`` where the trace does not state them.
-        dtype: The data type that it computes in, as peaks are listed; ``""`` where it is not known.
-        calls: How often it was called.
-        kernels: Device events that it launched.
-        device_ns: Their time.
-        flops: Operations of all calls; 0 for those that only move data, absent where they cannot be counted.
-        bytes: What all calls read and write at least; absent where it cannot be counted.
+    Shapes are in words (``bf16 8192x2048, 2048x6144``), ``dtype`` is as peaks are listed; both ``""`` where not known.
+    Operations are 0 for those that only move data; bytes are what all calls read and write at least.
     """
 
     operator: str
@@ -62,18 +55,7 @@ class OperatorWork:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """The operators of one trace.
-
-    Attributes:
-        rank: The rank; absent where nothing states it.
-        steps: How many marked steps it is of; 0 for the whole trace.
-        device_name: The GPU; ``""`` where the trace does not state one.
-        operators: The operators, those with the most time first.
-        device_ns: Time of all kernels.
-        has_shapes: Whether the trace states inputs of operators.
-        graph_ns: Time of kernels in CUDA graphs, whose operators are not known.
-        path: The trace.
-    """
+    """The operators of one trace, those with the most time first; 0 steps for the whole trace."""
 
     rank: int | None
     steps: int
@@ -202,16 +184,7 @@ _TOLERANCE = 1.02
 
 
 class Bound(NamedTuple):
-    """What an operator attains.
-
-    Attributes:
-        tflops: Attained TFLOP/s; absent without operations.
-        tb_s: Attained TB/s of its memory; absent where the bytes are not known.
-        bound: COMPUTE or MEMORY; absent where no ceiling is known.
-        share: Attainable time over measured time; absent where it is not known or doubted.
-        regain_ns: Measured less attainable time of all calls; absent likewise.
-        doubt: Why the share is doubted; absent where it is not.
-    """
+    """What an operator attains: the share is attainable over measured time, absent where not known or doubted."""
 
     tflops: float | None = None
     tb_s: float | None = None
@@ -362,12 +335,7 @@ def _ms(us: float) -> float:
 
 
 class Roofline(Result, frozen=True):
-    """``results.roofline``: how far operators are from what the GPU can do.
-
-    Attributes:
-        traced: The operators of every rank, in order.
-        ceiling: What was measured on the machine; absent where the datasheet's peaks count.
-    """
+    """``results.roofline``: how far operators are from what the GPU can do, by the datasheet or what was measured."""
 
     traced: tuple[RankWork, ...]
     ceiling: Ceiling | None = None
@@ -473,7 +441,6 @@ class Roofline(Result, frozen=True):
 
 
 def _by_category(rank: RankWork, steps: int) -> tuple[CategoryTime, ...]:
-    """Each kind of operators with its calls, kernels and time, the most time first."""
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for work in rank.operators:
         for place, value in enumerate((work.calls, work.kernels, work.device_ns)):

@@ -120,11 +120,7 @@ def analyze(run: Run) -> SaveTimes:
 
 
 def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
-    """Combine the timings of each checkpoint.
-
-    Args:
-        saves: The timings.
-        checkpoint_bytes: Size of a checkpoint, for saves whose own size is not known.
+    """Combine the timings of each checkpoint; ``checkpoint_bytes`` is for saves whose own size is not known.
 
     Raises:
         MissingInput: Nothing was timed.

@@ -65,13 +65,7 @@ class StepMeans(Figures, frozen=True):
 
 
 class RankSteps(Figures, frozen=True):
-    """The steps of one rank.
-
-    Attributes:
-        micro_batches: Forward passes of a median undisturbed step; absent where unknown.
-        samples, tokens: Of a mean undisturbed step on this rank; absent where unknown.
-        global_samples: Samples over all ranks as the framework states them; absent where it does not.
-    """
+    """The steps of one rank; samples and tokens are of a mean undisturbed step."""
 
     rank: Annotated[int, Doc("The rank.")]
     count: Annotated[int, Doc("All completed steps.")]
@@ -257,7 +251,6 @@ def _rate(work: float | None, seconds: float | None) -> float | None:
 
 
 def _measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
-    """The means of one rank."""
     waits = steps.data_wait_ns[undisturbed].compressed() / NS_PER_S
     later = steps.is_unstalled & (steps.step > _FIRST_STEPS)
     low, high = np.quantile(waits, (0.25, 0.75)).tolist() if len(waits) else (None, None)
@@ -277,7 +270,6 @@ def _measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
 
 
 def _mean_s(column: MaskedInt64, rows: Bool) -> float | None:
-    """The mean of times, of which an absent one is 0."""
     return in_unit(mean(np.ma.filled(column, 0)[rows]), NS_PER_S)
 
 

@@ -158,7 +158,6 @@ def _bits_of_steps(samples: GpuSamples, starts_ns: Int64, ends_ns: Int64) -> tup
 
 
 def _clocks_of_steps(samples: GpuSamples, starts_ns: Int64, ends_ns: Int64) -> MaskedFloat64:
-    """The clock at the middle of each step, interpolated between samples."""
     clock_mhz = read_column(samples.t_ns, samples.sm_clock_mhz)
     if not len(clock_mhz.t_ns):
         return np.ma.MaskedArray(np.zeros(len(starts_ns)), mask=True)

@@ -181,12 +181,7 @@ _UNUSED_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SizeFinding:
-    """A problem with a checkpoint.
-
-    Attributes:
-        kind: Its name, for programs.
-        text: Its description, for people.
-    """
+    """A problem with a checkpoint: its name for programs, and a sentence."""
 
     kind: str
     text: str
@@ -197,11 +192,7 @@ def check_sizes(
 ) -> list[SizeFinding]:
     """Parts with more bytes per parameter than expected, and a missing optimizer state.
 
-    Args:
-        checkpoint: Its files.
-        shares: Its parts.
-        parameters: Number of parameters; without it no size is judged.
-        overhead_bytes: Bytes of a file outside of tensors, if they are counted in its part.
+    ``overhead_bytes`` are those of a file outside of tensors, where they are counted in its part.
     """
     findings: list[SizeFinding] = []
     overhead = overhead_bytes * len(checkpoint.files)
@@ -288,7 +279,6 @@ def newest_complete(siblings: Sequence[CheckpointSummary]) -> CheckpointSummary 
 
 
 def _check_newest(checkpoint: Checkpoint) -> list[SizeFinding]:
-    """A newest checkpoint that is not complete, with the newest one that is."""
     newest = next((each for each in checkpoint.checkpoints if each.newest), None)
     if newest is None or not newest.problems or len(checkpoint.checkpoints) == 1:
         return []
@@ -303,7 +293,6 @@ def _name_of(summary: CheckpointSummary) -> str:
 
 
 def _list_checkpoints(checkpoint: Checkpoint) -> tuple[Section, ...]:
-    """One row for each checkpoint of the folder; no section where there is only one."""
     listed = checkpoint.checkpoints
     if len(listed) <= 1:
         return ()
@@ -425,12 +414,7 @@ def _list_files(checkpoint: Checkpoint) -> Section:
 def check_checkpoint(
     checkpoint: Checkpoint, parameters: int | None = None, per_parameter: BytesPerParameter | None = None
 ) -> CheckpointSizes:
-    """Compare the sizes of a checkpoint's parts with the expected ones.
-
-    Args:
-        checkpoint: Its files.
-        parameters: Number of parameters; counted or estimated if None.
-        per_parameter: Expected bytes per parameter; from the contents if None.
+    """Compare the sizes of a checkpoint's parts with the expected ones, by default those of its contents.
 
     Raises:
         MissingInput: The checkpoint has no file.

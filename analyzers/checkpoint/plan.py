@@ -137,13 +137,7 @@ class CheckpointPlan(Result, frozen=True):
 
 
 def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter) -> CheckpointPlan:
-    """Plan a checkpoint's size.
-
-    Args:
-        parameters: Number of parameters of the model.
-        gpus: Number of GPUs; the files of a part are assumed to have one size.
-        per_parameter: Bytes per parameter.
-    """
+    """Plan a checkpoint's size; the files of a part are assumed to have one size."""
     by_part = {
         "weights": per_parameter.weights,
         "optimizer": per_parameter.optimizer,

@@ -136,14 +136,10 @@ class MemoryUse(Result, frozen=True):
 
 
 def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1) -> MemoryUse:
-    """Find the peak of each history.
-
-    Args:
-        histories: The histories.
-        replicas: Data-parallel ranks that hold the same states, as far as they are known.
+    """Find the peak of each history; ``replicas`` is how many data-parallel ranks hold the same states.
 
     Raises:
-        NotApplicable: There is none.
+        NotApplicable: There is no history.
     """
     if not histories:
         raise NotApplicable("no allocator's history was recorded: `perfscope profile --memory` records it on GPUs")

@@ -66,16 +66,7 @@ class StepPhase(IntEnum):
 
 
 class StackFacts(NamedTuple):
-    """What a stack tells.
-
-    Attributes:
-        phase: The part of the step.
-        is_communication: Whether it allocates for collectives: gathered weights, buffers of gradients.
-        is_recomputed: Whether a forward pass runs again inside the backward pass.
-        is_move: Whether a module is moved to the device.
-        place: The innermost line of the script, or of what it calls, such as ``train.py:12 forward``.
-        operation: The innermost frame of all, code that torch.compile generated apart.
-    """
+    """What a stack tells; ``place`` is the innermost line of the script or what it calls: ``train.py:12 forward``."""
 
     phase: StepPhase
     is_communication: bool = False
@@ -148,16 +139,9 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Purposes:
-    """The purpose of each allocation; one row an allocation of ``Lifetimes``.
+    """The purpose of each allocation, one row each: its category, and its module's number, -1 for none.
 
-    Attributes:
-        categories: Its category.
-        modules: The number of the module whose forward pass allocated it, -1 for none.
-        module_names: The modules' paths.
-        names: The parameter of a weight or gradient, by row.
-        stack_facts: What each stack tells.
-        steps: The event at which each training step begins, and the step's number.
-        is_forward: Whether a forward pass allocated it.
+    ``names`` has the parameter of a weight or gradient by row, ``steps`` the first event and the number of each step.
     """
 
     categories: npt.NDArray[np.int8]

@@ -21,16 +21,9 @@ class Lifetimes:
     """Every allocation of a history; one row an allocation, those from before the history first.
 
     Attributes:
-        begins: The event that allocated it; -1 where that was before the history.
-        ends: The event that freed it; the number of events where it lived to the end.
-        addresses: Where it began.
-        sizes: The bytes that were asked for.
+        begins, ends: The events that allocated and freed it; -1 and the number of events where the history has none.
         rounded: The bytes that it took: as the snapshot says, else rounded up.
-        stacks: The number of its stack, -1 without one.
-        allocated: The rounded bytes of all allocations behind each event.
-        reserved: What the allocator held of the device's memory behind each event.
-        initial: The rounded bytes before the first event.
-        initial_reserved: What the allocator held before it.
+        allocated, reserved: The bytes of all allocations, and of the allocator, after each event.
         lost: Events that contradict each other: a free without an allocation, an address allocated twice.
     """
 

@@ -93,11 +93,7 @@ class Allocation(Figures, frozen=True):
 
 
 class DevicePeak(Figures, frozen=True):
-    """The peak of one device.
-
-    Attributes:
-        damage: What could not be read.
-    """
+    """The peak of one device."""
 
     path: Annotated[str, Doc("The file.")]
     rank: Annotated[int | None, Doc("None where unknown.")]
@@ -143,12 +139,7 @@ class DevicePeak(Figures, frozen=True):
 
 
 def find_peak(history: AllocatorHistory, *, replicas: int = 1) -> DevicePeak:
-    """Follow a history to its peak, and say what that consists of.
-
-    Args:
-        history: The history.
-        replicas: Data-parallel ranks that hold the same states, as far as they are known.
-    """
+    """Follow a history to its peak; ``replicas`` is how many data-parallel ranks hold the same states."""
     lifetimes = follow(history)
     purposes = find_purposes(history, lifetimes)
     event = _find_moment(history, lifetimes)

@@ -43,13 +43,11 @@ def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replica
 
 
 def _peak_with(lifetimes: Lifetimes, deltas: Int64) -> int:
-    """The peak, where so many bytes are added or taken away behind each event, summed up."""
     changed = lifetimes.allocated + np.cumsum(deltas[:-1])
     return int(changed.max()) if len(changed) else lifetimes.initial
 
 
 def _without(lifetimes: Lifetimes, rows: Bool, share: float) -> Int64:
-    """Deltas without a share of allocations."""
     deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
     sizes = (lifetimes.rounded[rows] * share).astype(np.int64)
     np.subtract.at(deltas, np.maximum(lifetimes.begins[rows], 0), sizes)
@@ -73,7 +71,6 @@ def _recompute_layers(lifetimes: Lifetimes, purposes: Purposes, present: int) ->
 
 
 def _name_stack(stack: str) -> str:
-    """The container of layers; the model itself has no path."""
     return f"`{stack}`" if stack else "the model"
 
 
@@ -136,7 +133,6 @@ def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Itera
 
 
 def _shard_states(lifetimes: Lifetimes, purposes: Purposes, present: int, replicas: int) -> Iterator[Saving]:
-    """Split what every data-parallel rank holds a copy of."""
     shared = [Category.OPTIMIZER]
     for stage, (word, category) in enumerate(
         (("optimizer states", Category.OPTIMIZER), ("gradients, too", Category.GRADIENTS)), start=1

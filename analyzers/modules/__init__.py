@@ -27,16 +27,10 @@ _COMPILED = "::"
 
 @dataclass(slots=True)
 class ModuleNode:
-    """A module with those inside it, or several folded ones.
+    """A module with those inside it, or several folded ones; a folded number in the path is ``*``.
 
-    Attributes:
-        path: Its path; a folded number is ``*``.
-        calls: Forward calls of all that are folded.
-        device_ns: Own time by ModulePhase, of all that are folded, without the modules inside.
-        kernels: Own device events by ModulePhase, likewise.
-        flops: Own operations by ModulePhase, likewise; absent where the trace states no inputs.
-        children: The modules inside.
-        instances_ns: The total time of each module that is folded here.
+    Times, kernels and operations are its own, without the modules inside, by ModulePhase. ``instances_ns`` has the
+    total time of each module that is folded here.
     """
 
     path: str
@@ -148,12 +142,10 @@ def _signature(node: ModuleNode) -> Hashable:
 
 
 def _sorted(node: ModuleNode) -> list[tuple[str, ModuleNode]]:
-    """What is inside a module by its name there."""
     return sorted(((child.path.removeprefix(node.path), child) for child in node.children), key=lambda item: item[0])
 
 
 def _merge(path: str, members: Sequence[ModuleNode]) -> ModuleNode:
-    """One node for equal ones; what is inside them is merged name by name."""
     inside = zip(*(_sorted(member) for member in members), strict=True)
     children = [_merge(path + group[0][0], [child for _, child in group]) for group in inside]
     counted = [member.flops for member in members if member.flops is not None]
@@ -253,12 +245,7 @@ class RankModuleTimes(Figures, frozen=True):
 
 
 class ModuleTree(Result, frozen=True):
-    """``results.modules``: what every module costs the device; times are of a mean step, or of the whole trace.
-
-    Attributes:
-        traced: The ranks, in order.
-        depth: How many levels of modules the tables show.
-    """
+    """``results.modules``: what every module costs the device; times are of a mean step, or of the whole trace."""
 
     traced: tuple[RankModules, ...]
     depth: int = _DEFAULT_DEPTH
@@ -360,7 +347,6 @@ def _rank_times(rank: RankModules) -> RankModuleTimes:
 
 
 def _module_time(node: ModuleNode, module: ModuleTimes, steps: int) -> ModuleTime:
-    """One module, by itself and with the modules inside it."""
     flops = node.total_flops()
     return ModuleTime(
         path=node.path,

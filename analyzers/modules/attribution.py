@@ -44,14 +44,8 @@ class ModulePhase(IntEnum):
 class Owner(IntEnum):
     """What owns a device event that belongs to no module.
 
-    Attributes:
-        OPTIMIZER: The optimizer's step, and its ``zero_grad``.
-        DATA: A data loader.
-        COMMUNICATION: Collectives that belong to no module, such as DDP's reductions of gradients.
-        COPIES: Copies and fills.
-        OUTSIDE: Kernels outside of modules: a loss function, the clipping of gradients.
-        GRAPH: A CUDA graph that was launched outside of modules.
-        NOT_LAUNCHED: Its launch is not in the trace.
+    OUTSIDE are kernels outside of modules, as of a loss function or the clipping of gradients; COMMUNICATION is as of
+    DDP's reductions of gradients; the launch of NOT_LAUNCHED is not in the trace.
     """
 
     OPTIMIZER = 0
@@ -73,12 +67,9 @@ _GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModulePlaces:
-    """Where moments of threads are in the model.
+    """Where moments of threads are in the model: the module's index or ABSENT, and the ModulePhase.
 
-    Attributes:
-        module: Index into the names of modules, or ABSENT.
-        phase: A value of ModulePhase: FORWARD, BACKWARD, RECOMPUTATION or, in FSDP's marks, COMMUNICATION.
-        is_numberless: Whether the innermost range is a node of autograd without a sequence number.
+    ``is_numberless``: the innermost range is a node of autograd without a sequence number.
     """
 
     module: Int64
@@ -89,10 +80,8 @@ class ModulePlaces:
 class ModuleMap:
     """The marks of modules and the nodes of autograd of one trace.
 
-    Attributes:
-        names: The modules: paths, and ``PATH::compiled N`` for what torch.compile made of one.
-        calls: For each how often it was called forward.
-        around: For each the module around its first forward, or ABSENT.
+    ``names`` are paths, and ``PATH::compiled N`` for what torch.compile made of one; ``around`` has for each the module
+    around its first forward, or ABSENT.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -106,7 +95,6 @@ class ModuleMap:
         self._resolve()
 
     def _find_scopes(self) -> None:
-        """Collect the ranges that decide: marks of modules, compiled regions, nodes, FSDP's marks."""
         trace = self._trace
         kinds = np.array([_kind_of(name) for name in trace.names] or [0], np.int64)
         rows = np.flatnonzero(kinds[trace.annotations.name])
@@ -163,7 +151,6 @@ class ModuleMap:
             self._link[mine[is_made]] = scope[order[last[is_made]]]
 
     def _resolve(self) -> None:
-        """The module and the phase of each scope, in the order in which they began."""
         count = len(self._name)
         self._module, self._phase = np.full(count + 1, ABSENT, np.int64), np.zeros(count + 1, np.int64)
         module: list[int] = [ABSENT] * (count + 1)
@@ -281,14 +268,7 @@ def _match_threads(of_node: Int64, sequence: Int64, thread: Int64, forward_seque
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owners:
-    """The owner of each device event.
-
-    Attributes:
-        modules: The modules of the trace.
-        module: For each event its module as an index into ``modules.names``, or ABSENT.
-        phase: Its phase in the module.
-        owner: Its owner where it has no module, or ABSENT.
-    """
+    """The owner of each device event: a module and a phase, or an Owner; ABSENT for the other one."""
 
     modules: ModuleMap
     module: Int64
@@ -332,15 +312,9 @@ def find_owners(trace: Trace, modules: ModuleMap) -> Owners:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTimes:
-    """One module of one rank, by itself: without the modules inside it.
+    """One module of one rank, without the modules inside it; times, kernels and operations are by ModulePhase.
 
-    Attributes:
-        path: Its path in the model; ``PATH::compiled N`` for what torch.compile made of it.
-        around: The path of the module around its first forward; ``""`` where there is none.
-        calls: How often it was called forward, recomputation left out.
-        device_ns: Time of its device events, by ModulePhase.
-        kernels: How many they are, by ModulePhase.
-        flops: Operations of its operators, by ModulePhase; absent where the trace states no inputs.
+    ``around`` is the path of the module around its first forward; calls are without recomputation.
     """
 
     path: str
@@ -353,16 +327,7 @@ class ModuleTimes:
 
 @dataclass(frozen=True, slots=True)
 class RankModules:
-    """The modules of one trace.
-
-    Attributes:
-        rank: The rank; absent where nothing states it.
-        steps: How many marked steps the times are of; 0 for the whole trace.
-        modules: Every module that was called or owns time.
-        owners: Time and number of the device events that belong to no module, by owner.
-        has_numbers: Whether the trace has the numbers that join backward passes.
-        path: The trace.
-    """
+    """The modules of one trace, and the time and number of the device events of no module, by owner."""
 
     rank: int | None
     steps: int
@@ -444,7 +409,6 @@ def _times_by_owner(trace: Trace, owners: Owners, inside: Bool) -> dict[Owner, t
 
 
 def _flops(trace: Trace, modules: ModuleMap) -> Int64 | None:
-    """Operations by module and phase; None where the trace states no inputs of operators."""
     counted = count_operators(trace)
     if trace.details is None or not trace.details.distinct_inputs:
         return None

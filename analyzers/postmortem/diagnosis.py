@@ -59,18 +59,9 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a training stalled or failed.
+    """Why a training stalled or failed, in one sentence; ``ranks`` are those to look at, empty where unknown.
 
-    Attributes:
-        reason: The reason.
-        ranks: The ranks to look at; empty where they are not known.
-        text: One sentence.
-        line: The line of code to look at.
-        group: The group of the collective; None where the reason is none of a collective.
-        sequence: The number of the collective in the group.
-        expected: What the other ranks called.
-        actual: What these ranks called.
-        waiting: The ranks that only wait.
+    ``group`` and ``sequence`` are of the collective; ``expected`` is what the other ranks called.
     """
 
     reason: Reason
@@ -129,8 +120,6 @@ def _has_ended_well(state: RankState) -> bool:
 
 
 class _Case:
-    """The evidence, and what follows from it about each rank."""
-
     def __init__(self, evidence: PostMortem, matching: Matching) -> None:
         self.evidence = evidence
         self.matching = matching
@@ -227,7 +216,6 @@ class _Case:
         return self._answer(reason, culprits, text, line=own_line(wrong.frames), wrong=wrong, usual=usual)
 
     def _compare(self, rank: int, wrong: CollectiveCall, expected: set[Token]) -> Reason:
-        """What is wrong about a call in whose place another one was expected."""
         actual = Token(wrong.group, signature_of(wrong))
         history = self.histories[rank]
         index = history.index_of(wrong) or 0

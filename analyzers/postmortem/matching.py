@@ -160,13 +160,7 @@ _TRANSFERS = Token("", Signature("sends and receives", None, None))
 
 
 class _Moves(NamedTuple):
-    """Collectives and the sends and receives between them.
-
-    Attributes:
-        tokens: What was called.
-        lines: Where in the code; of sends and receives nothing.
-        positions: Those of the collectives among the tokens.
-    """
+    """Collectives and the sends and receives between them; ``positions`` are the collectives among the tokens."""
 
     tokens: list[Token]
     lines: list[tuple[CodeLine, ...]]
@@ -201,14 +195,7 @@ _DEFAULT_GROUPS = ("0", "")
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollective:
-    """One collective of a group, as its ranks called it.
-
-    Attributes:
-        group: The group.
-        sequence: The number of the collective.
-        calls: The call of each rank that came.
-        missing: The ranks that did not come, where that is why it is looked at.
-    """
+    """One collective of a group, by rank; ``missing`` did not come, where that is why it is looked at."""
 
     group: str
     sequence: int
@@ -233,10 +220,7 @@ class MatchedCollective:
 class Matching(NamedTuple):
     """The collectives of all groups, matched; each list begins with what was called first.
 
-    Attributes:
-        differences: Ranks called different things as the same collective.
-        absences: Some ranks have called a collective that others have not.
-        unfinished: All ranks have called a collective that is not over.
+    Ranks called different things as the same one, some have not called it, or all have and it is not over.
     """
 
     differences: list[MatchedCollective]

@@ -58,13 +58,7 @@ _OF_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """Where a thread is.
-
-    Attributes:
-        activity: What it is in.
-        line: The innermost line of the user's own code; None where there is none on the stack.
-        call: The function that this line called, if it is one of a library's.
-    """
+    """Where a thread is: its activity, the innermost line of the user's code, and the function called there."""
 
     activity: Activity
     line: CodeLine | None

@@ -32,14 +32,7 @@ from perfscope.tables.trace import Trace
 
 
 class LongestEvents(Struct, frozen=True, eq=False):
-    """Some of a device's events, in the order of their start; times on the wall clock of its host.
-
-    Attributes:
-        names: The distinct names.
-        name: For each event an index into ``names``.
-        start_ns, end_ns: When it ran.
-        total: How many events the device had.
-    """
+    """Some of a device's ``total`` events, in the order of their start; times on the wall clock of its host."""
 
     names: tuple[str, ...]
     name: Int64
@@ -65,12 +58,7 @@ def find_longest(trace: Trace, device: int, most: int) -> LongestEvents:
 
 
 class Simplified(NamedTuple):
-    """States in fewer pieces.
-
-    Attributes:
-        states: The pieces, without gaps, from the first state's beginning to the last one's end.
-        shortest_ns: Pieces that were shorter than this are joined; 0 where none was.
-    """
+    """States in fewer pieces, without gaps; those shorter than ``shortest_ns`` are joined, 0 where none was."""
 
     states: StateRuns
     shortest_ns: int
@@ -120,14 +108,7 @@ _MOST_TABLE_ROWS = 64
 
 
 class DeviceTimeline(Struct, frozen=True, eq=False):
-    """What one device of one rank did.
-
-    Attributes:
-        tracks: Its tracks; its states in fewer pieces where there were many.
-        longest: Its longest events.
-        time_ns: How long it was in each of STATES.
-        joined_ns: States that were shorter than this are joined; 0 where none was.
-    """
+    """What one device of one rank did; ``time_ns`` has each of STATES; those shorter than ``joined_ns`` are joined."""
 
     tracks: RankTracks
     longest: LongestEvents
@@ -148,12 +129,9 @@ class JobTimeline(Result, frozen=True, eq=False):
     """``results.timeline``: what every device did at every moment, on one clock.
 
     Attributes:
-        devices: Every device, by rank.
-        job: The tracks of the ranks that a picture shows, on one clock.
-        shown: The positions in ``devices`` of those that it shows, in its order.
+        shown: The positions in ``devices`` of those that a picture shows, in its order; ``job`` has their tracks.
         why_shown: For each of these why, where it shows some; empty where it shows all.
-        shares: The time of all devices by stretches of equal length: one row a stretch, one column a state, in
-            nanoseconds.
+        shares: The nanoseconds of all devices, one row a stretch of equal length, one column a state.
     """
 
     devices: tuple[DeviceTimeline, ...]

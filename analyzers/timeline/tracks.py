@@ -30,13 +30,7 @@ STATES = (*_BUSY, *(f"idle: {cause.replace('_', ' ')}" for cause in CAUSES))
 
 
 class TrackStep(Struct, frozen=True):
-    """One marked step, in nanoseconds on the wall clock of its host.
-
-    Attributes:
-        number: Its number.
-        start_ns, end_ns: When the host was in it.
-        last_ns: When host and device were done with it.
-    """
+    """One marked step, in nanoseconds on the wall clock of its host; at ``last_ns`` host and device were done."""
 
     number: int
     start_ns: int
@@ -47,10 +41,7 @@ class TrackStep(Struct, frozen=True):
 class StateRuns(Struct, frozen=True, eq=False):
     """What a device did, without gaps, from its first event to its last one; times on the wall clock of its host.
 
-    Attributes:
-        start_ns: When each state began, ascending.
-        end_ns: When it ended, which is when the next one begins.
-        state: For each an index into STATES.
+    ``state`` has for each an index into STATES.
     """
 
     start_ns: Int64
@@ -61,17 +52,7 @@ class StateRuns(Struct, frozen=True, eq=False):
 class RankTracks(Struct, frozen=True, eq=False):
     """What a timeline shows of one device of one rank in one window, or of a rank without a device.
 
-    Attributes:
-        trace: The file.
-        rank: The rank; absent where nothing states it.
-        host: The machine; ``""`` where not stated.
-        process: The id of the profiled process, or ABSENT.
-        device: Index of its GPU; absent without one.
-        base_ns: What the trace adds to its times to get those of the wall clock.
-        steps: Its marked steps.
-        states: What the device did; absent without one.
-        calls: Its communication; absent without a device.
-        passes: Its passes of micro-batches; absent without a pipeline.
+    Times become those of the wall clock by ``base_ns``; an unknown host is ``""``, an unknown process ABSENT.
     """
 
     trace: str
@@ -119,7 +100,6 @@ def _list_steps(trace: Trace, rows: Bool) -> Iterator[TrackStep]:
 
 
 def _list_calls(trace: Trace, device: int, rows: Bool) -> RankCalls:
-    """The communication of a device, with the ends of all operations."""
     compute = covered(trace.device, rows & trace.device.is_work(Work.COMPUTE, Work.FUSED))
     groups = calls_by_group(trace, device, compute, most_ends=len(rows))
     return replace(measure_device(trace, device), groups=groups)
@@ -150,12 +130,9 @@ def _find_states(trace: Trace, device: int, rows: Bool) -> StateRuns:
 
 
 class ClockShift(Struct, frozen=True):
-    """What a rank's clock is ahead of the common one.
+    """What a rank's clock is ahead of the common one, and how far that may be wrong.
 
-    Attributes:
-        offset_ns: Subtracted from its times.
-        residual_ns: How far that may be wrong; absent where no collective connects the rank with the others: then its
-            host's clock counts as it is.
+    Without a residual no collective connects the rank with the others, and its host's clock counts as it is.
     """
 
     offset_ns: int = 0
@@ -165,12 +142,7 @@ class ClockShift(Struct, frozen=True):
 class JoinedOperation(Struct, frozen=True):
     """A communication operation that several ranks made together, in nanoseconds on the common clock.
 
-    Attributes:
-        group: Its group.
-        kind: Operation, element type and size.
-        ranks: The ranks, in the order in which they arrived.
-        start_ns, end_ns: For each when it began and when it ended there.
-        transfer_ns: The shortest duration on any rank: the time from the arrival of the last one on.
+    Ranks are in the order in which they arrived; the transfer is the shortest duration on any rank.
     """
 
     group: GroupKey
@@ -197,15 +169,9 @@ class Bubble(Struct, frozen=True):
 
 
 class JobTracks(Struct, frozen=True, eq=False):
-    """The tracks of a job.
+    """The tracks of a job, by rank, then by time; those without a rank last.
 
-    Attributes:
-        ranks: The tracks, by rank, then by time; those without a rank last.
-        clocks: The clock of each rank that has one of its own.
-        reference: The rank whose clock is the common one; absent where no collective connects two ranks.
-        operations: The collectives and transfers that ranks made together.
-        bubbles: The bubbles of pipelines.
-        notes: What a reader must know, as sentences.
+    ``reference`` is the rank whose clock is the common one; absent where no collective connects two ranks.
     """
 
     ranks: tuple[RankTracks, ...]

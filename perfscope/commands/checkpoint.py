@@ -76,7 +76,6 @@ class CheckpointOptions:
 
 
 def _read_saves(source: str | None) -> Saves | None:
-    """The timed saves of a log or a typed time; None without a source."""
     if source is None:
         return None
     if Path(source).exists():

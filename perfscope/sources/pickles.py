@@ -61,8 +61,7 @@ _ERRORS = (
 class PickleDamage(Exception):
     """The bytes are no complete pickle, or more than should be read; the text is the problem.
 
-    Attributes:
-        names: Functions that loading it would have called or looked up before the damage.
+    ``names`` are the functions that loading it would have called or looked up before the damage.
     """
 
     def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
@@ -72,13 +71,9 @@ class PickleDamage(Exception):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The result that a call of a function would have.
+    """The result that a call of a function would have; the function is empty if the pickle computes it.
 
-    Attributes:
-        function: The function's name with its module; empty if the pickle computes it.
-        arguments: The arguments of the call.
-        state: The state that would be set on the result; None without one.
-        items: Keys and values that would be added to the result, as to a dict.
+    ``state`` and ``items`` would be set on the result, and added to it.
     """
 
     function: str
@@ -103,12 +98,9 @@ class GlobalName:
 
 @dataclass(frozen=True, slots=True)
 class InertPickle:
-    """A pickle's value in inert form, and the functions that loading it would call or look up.
+    """A pickle's value in inert form, the functions that loading it would call or look up, and where it ends.
 
-    Attributes:
-        value: The value; sets are lists, and what is no plain key of a dict is a key without a value.
-        names: The functions and classes.
-        end: The position behind the pickle.
+    Sets are lists, and what is no plain key of a dict is a key without a value.
     """
 
     value: object
@@ -117,7 +109,7 @@ class InertPickle:
 
 
 class _Stop(Exception):
-    """The end of a pickle."""
+    pass
 
 
 class InertUnpickler(_PYTHONS):

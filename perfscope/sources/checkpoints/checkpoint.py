@@ -73,12 +73,7 @@ _Path = tuple[str, ...]
 
 @dataclass
 class ShardedTensors:
-    """The weights over the files of all ranks.
-
-    Attributes:
-        whole: Elements of each weight over all ranks, by the keys on the path to it.
-        has_shards: Whether a file states the whole shape of a tensor of which it holds a shard.
-    """
+    """The elements of the weights over the files of all ranks, by the keys on the path to each."""
 
     whole: dict[_Path, int] = field(default_factory=dict)
     has_shards: bool = False
@@ -119,7 +114,6 @@ def find_tied_copy(tensors: Mapping[str, DcpTensor]) -> str | None:
 
 
 def _tails(name: str) -> list[str]:
-    """What is left of a name without its first words."""
     words = name.split(".")
     return [".".join(words[first:]) for first in range(1, len(words))]
 
@@ -132,16 +126,8 @@ _EXPERT_KINDS = (Kind.EXPERT, Kind.EXPERT_OPTIMIZER)
 class _Reading:
     """What is gathered while the files of a checkpoint are read.
 
-    Attributes:
-        folder: The checkpoint.
-        damage: Problems so far, in words.
-        parameter_sizes: Elements of each parameter; ZeRO 3 stores shapes where the weights would be.
-        dcp: The content of each ``.metadata`` that could be read, by its folder.
-        tied: The weights that are stored again under another name, by the folder of their ``.metadata``.
-        metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
-        shards: The tensors of which files hold the shards of single ranks.
-        elements: How many elements each tensor has, of all tables of contents.
-        world: Sizes of the axes of parallelism that DeepSpeed states.
+    ``parameter_sizes`` are the shapes that ZeRO 3 stores where the weights would be; ``dcp``, ``tied`` and
+    ``metadata_calls`` are by ``.metadata``.
     """
 
     folder: Path
@@ -156,11 +142,7 @@ class _Reading:
 
 
 def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
-    """Read a checkpoint: its folder, the folder of several (the newest is taken), or one file.
-
-    Args:
-        path: The folder or file.
-        tag: Read the one of this name of several instead.
+    """Read a checkpoint: its folder, the folder of several (the newest, or the one named ``tag``), or one file.
 
     Raises:
         SourceError: There is no checkpoint.
@@ -174,7 +156,6 @@ def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
 
 
 def _describe_absence(path: Path) -> str:
-    """Why a path is neither a file nor a folder."""
     try:
         return f"is {describe_kind(path.stat().st_mode) or 'no regular file'}, not a checkpoint"
     except FileNotFoundError:
@@ -244,7 +225,6 @@ _UNLISTED_SHARD = "only .metadata lists the contents of a shard"
 
 
 def _read_contents(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
-    """Read the table of contents of a file, if it has one."""
     name, path = read.path, reading.folder / read.path
     if name.endswith(".safetensors"):
         tensors = read_safetensors(path)

@@ -86,9 +86,7 @@ def _find_missing_ranks(sizes: Mapping[str, int]) -> list[str]:
 def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
     """Why a checkpoint is not complete, by its names, its sizes and the ends of its files; empty where it seems to be.
 
-    Args:
-        folder: Its folder; None where its files are not opened.
-        sizes: The size of each of its files in bytes, by path.
+    Without a folder, files are not opened.
     """
     problems = find_missing(sizes)
     if folder is None:
@@ -123,14 +121,7 @@ def _find_gaps(kind: Kind, ranks: Sequence[Mapping[str, int]], world: Mapping[st
 
 
 def check_index(folder: Path, name: str, sizes: Mapping[str, int], tensor_bytes: int | None = None) -> list[str]:
-    """Problems with a Hugging Face index: missing files, and a total size that the headers do not give.
-
-    Args:
-        folder: The checkpoint.
-        name: The index.
-        sizes: Its files.
-        tensor_bytes: The tensors of all files by their headers; None where these were not read.
-    """
+    """Problems with a Hugging Face index: missing files, and a total size that the headers do not give."""
     try:
         index = json.loads(read_text(folder / name))
         listed = {str(file) for file in index["weight_map"].values()}

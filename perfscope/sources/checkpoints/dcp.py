@@ -35,14 +35,7 @@ _SEARCHED = MIB
 
 @dataclass(frozen=True, slots=True)
 class DcpTensor:
-    """One tensor of the model, over all shards.
-
-    Attributes:
-        name: Its name.
-        dtype: Its data type.
-        elements: Its number of elements, over all ranks.
-        chunks: The number of elements of each chunk, by its offsets in the tensor.
-    """
+    """One tensor over all ranks; ``chunks`` has the elements of each by its offsets in the tensor."""
 
     name: str
     dtype: str
@@ -52,12 +45,7 @@ class DcpTensor:
 
 @dataclass(slots=True)
 class ShardPart:
-    """What a shard file holds of one tensor.
-
-    Attributes:
-        elements: Elements of the tensor.
-        tensor_bytes: Their size.
-    """
+    """What a shard file holds of one tensor."""
 
     elements: int = 0
     tensor_bytes: int = 0
@@ -68,11 +56,9 @@ class DcpMetadata:
     """The content of ``.metadata``.
 
     Attributes:
-        tensors: Every tensor, by its name.
         files: What each shard file holds, by the names of the file and of the tensor.
         extents: The size that each shard file must have at least, in bytes.
         names: Functions and classes that loading it would look up.
-        problems: Contradictions in it, in words.
     """
 
     tensors: dict[str, DcpTensor]

@@ -20,11 +20,7 @@ _DEEPEST_FOLDER = 32
 
 
 class FileDamage(Exception):
-    """A file is not complete, or was made to harm its reader; the text is the problem.
-
-    Attributes:
-        names: Functions that loading it would have called or looked up before the damage.
-    """
+    """A file is not complete, or was made to harm its reader; ``names`` is what loading it would call."""
 
     def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
         super().__init__(text)
@@ -33,14 +29,9 @@ class FileDamage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files below a folder.
+    """The files below a folder, with sizes in bytes, by their paths in it.
 
-    Attributes:
-        sizes: The size of each in bytes, by its path in the folder.
-        modified_ns: When each was last modified.
-        aliases: Links to a file or folder that is listed by itself, with the path of that.
-        broken: Links that lead nowhere, with what they name.
-        unreadable: What is no regular file, or could not be listed, with the reason.
+    ``aliases`` are links to what is listed by itself, ``broken`` those that lead nowhere; ``unreadable`` has reasons.
     """
 
     sizes: Mapping[str, int]
@@ -69,7 +60,7 @@ def list_files(folder: Path) -> Listing:
 
 
 class _Lister:
-    """Gathers the attributes of a Listing."""
+    """Gathers a Listing."""
 
     def __init__(self, root: str) -> None:
         self.root = root

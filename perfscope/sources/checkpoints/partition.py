@@ -30,14 +30,7 @@ _ROLES = frozenset({
 
 
 class CheckpointName(NamedTuple):
-    """What tells the checkpoints of a folder apart.
-
-    Attributes:
-        series: What is left of the name: the model, where files of several lie in one folder.
-        step: The training step in the name; None where there is none.
-        epoch: The epoch in the name; None where there is none.
-        mark: ``best``, ``last`` and so on; empty where there is none.
-    """
+    """What tells the checkpoints of a folder apart; the series is what is left of the name."""
 
     series: str
     step: int | None
@@ -90,14 +83,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One checkpoint of a folder.
-
-    Attributes:
-        name: Its name in the folder; empty for the folder itself.
-        folder: The folder of its files, below the one that is taken apart; empty for that itself.
-        sizes: The size of each of its files in bytes, by its path in ``folder``.
-        identity: What its name says.
-    """
+    """One checkpoint of a folder; name and folder are empty for the folder itself."""
 
     name: str
     folder: str
@@ -138,7 +124,6 @@ def find_units(sizes: Mapping[str, int], tracked: str | None) -> list[Unit]:
 
 
 def _take_apart(folder: _Folder, path: str, tracked: str | None) -> list[Unit]:
-    """The checkpoints in a folder that may hold several."""
     name = path.rpartition("/")[2]
     inner = {sub: below for sub, below in folder.folders.items() if below.holds_state}
     if path and _is_whole(name, folder, inner):

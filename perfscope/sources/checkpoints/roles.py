@@ -44,14 +44,7 @@ _OPTIMIZER_KINDS = (Kind.OPTIMIZER, Kind.EXPERT_OPTIMIZER)
 
 
 def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = frozenset()) -> Role:
-    """The role of a tensor, by its keys, its dtype and the kind of its file.
-
-    Args:
-        path: The keys on the path to it.
-        dtype: Its data type.
-        kind: The kind of its file.
-        buffers: The names of buffers, where the file states them.
-    """
+    """The role of a tensor, by its keys, its dtype, the kind of its file, and the buffers that the file states."""
     name = ".".join(path)
     lower = name.lower()
     parts = set(lower.split("."))
@@ -144,7 +137,6 @@ def _stored_bytes(tensor: TorchTensor, file: TorchFile) -> int:
 
 
 def _count_covered(spans: Iterable[tuple[int, int]]) -> int:
-    """The number of elements in the union of spans."""
     total = end = 0
     for start, stop in sorted(spans):
         total += max(0, stop - max(start, end))

@@ -33,15 +33,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a header.
-
-    Attributes:
-        name: Its name.
-        dtype: The type of its elements, as torch names it.
-        elements: How many these are.
-        start, stop: Its place in the bytes behind the header.
-        shape: Its shape.
-    """
+    """One tensor of a header; its place is in the bytes after the header, its dtype as torch names it."""
 
     name: str
     dtype: str

@@ -26,16 +26,7 @@ _MOST_OPENED = 2000
 
 @dataclass(frozen=True, slots=True)
 class SelectedCheckpoint:
-    """One checkpoint of a folder.
-
-    Attributes:
-        tag: Its name in the folder; empty for the folder itself.
-        folder: The folder of its files, below the one that was named.
-        sizes: The size of each of its files in bytes, by path.
-        summaries: All checkpoints of the folder, by step; empty for a single file.
-        damage: Problems with the choice, in words.
-        notes: Why it is taken for the newest.
-    """
+    """One checkpoint of a folder, and summaries of all; tag and folder are empty for the folder itself."""
 
     tag: str
     folder: str
@@ -63,12 +54,7 @@ class _Candidate:
 
 
 def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> SelectedCheckpoint:
-    """Select the newest checkpoint.
-
-    Args:
-        path: The folder.
-        listing: Its files.
-        tag: Select the one of this name instead.
+    """Select the newest checkpoint, or the one named ``tag``.
 
     Raises:
         SourceError: There is no checkpoint, or none of this name.
@@ -106,7 +92,6 @@ def _is_relevant(name: str) -> bool:
 
 
 def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[_Candidate]:
-    """The checkpoints, in the order of their steps."""
     opened = 0
     candidates = []
     for unit in find_units(listing.sizes, tracked):
@@ -137,7 +122,6 @@ def _is_named(unit: Unit, tag: str) -> bool:
 def _find_newest(
     candidates: Sequence[_Candidate], tracked: str | None, links: Mapping[str, str]
 ) -> tuple[_Candidate, str]:
-    """The newest checkpoint, and why it is taken for it."""
     linked = next((links[name] for name in links if name.partition(".")[0] in ("latest", "last")), None)
     for target, reason in ((tracked, "by the tracker file"), (linked, "by a link")):
         named = [each for each in candidates if target is not None and _is_named(each.unit, target)]

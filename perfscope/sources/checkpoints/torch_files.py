@@ -100,7 +100,6 @@ class TorchFile:
 
     Attributes:
         value: The saved object in inert form.
-        tensors: Its tensors.
         names: Every function or class that loading it would look up.
         stored_bytes: The size of each storage in the file, by key; empty for the old format.
         whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
@@ -119,11 +118,7 @@ def item_bytes(dtype: str) -> int | None:
 
 
 def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFile:
-    """Read a file's table of contents.
-
-    Args:
-        path: The file.
-        largest_pickle: A longer list of tensors, in bytes, is refused.
+    """Read a file's table of contents; a longer list of tensors is refused.
 
     Raises:
         FileDamage: The file is not complete, or was made to harm its reader.
@@ -261,7 +256,6 @@ def _describe(replayed: InertPickle, stored: Mapping[str, int]) -> TorchFile:
 
 
 def _find_tensor(path: tuple[str, ...], call: Call) -> TorchTensor | None:
-    """The tensor that a call would make; None for another call."""
     match call:
         case Call(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
             return _tensor(path, arguments)

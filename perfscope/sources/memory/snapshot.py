@@ -36,8 +36,6 @@ _OTHER = ord(OTHER_ACTION)
 
 
 class _Block(NamedTuple):
-    """A block that a tensor holds."""
-
     device: int
     address: int
     size: int
@@ -46,12 +44,7 @@ class _Block(NamedTuple):
 
 
 class _Stacks:
-    """The stacks of a snapshot, each once.
-
-    Attributes:
-        all_stacks: The frames' numbers of each stack, by the stack's number.
-        frames: The frames.
-    """
+    """The stacks of a snapshot, each once, as numbers of its frames."""
 
     def __init__(self) -> None:
         self.all_stacks: list[tuple[int, ...]] = []
