@@ -21,20 +21,14 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, ClassVar, NoReturn
 
+from perfscope.constants import MIB
+
+LARGEST_PICKLE = 256 * MIB
 #: Checkpoints nest about ten levels; a pickle of megabytes of brackets nests millions.
-DEEPEST_NESTING = 200
+DEEPEST_NESTING = 64
 #: More would take many seconds; a checkpoint of 100,000 tensors has about six million.
 LARGEST_OPCODE_COUNT = 20_000_000
-#: Opcodes of a checkpoint take four bytes each, those of a list of small numbers two, those of DCP's metadata of small
-#: tensors 1.47; a crafted pickle repeats shorter ones, which nest or repeat values, and takes long.
-_BATCH = 500_000
-_FEWEST_BYTES_OF_BATCH = 650_000
 LONGEST_NAME = 1000
-#: Python repeats what is no number in its error, four times as long.
-_LONGEST_LINE = 1 << 24
-_LONGEST_PATH = 12
-#: The hashes of larger numbers can be made equal, and a dict of them is filled in quadratic time.
-_LARGEST_KEY = 2**60
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 #: How torch pickles lists of plain values; they return their argument.
 _LISTS = ("torch.jit._pickle.build_intlist", "torch.jit._pickle.build_doublelist", "torch.jit._pickle.build_boollist")
@@ -126,7 +120,7 @@ class InertUnpickler(_PYTHONS):
         file.seek(start)
         super().__init__(file, encoding="latin-1")
         self.file = file
-        self.read = file.read
+        self.read, self.readline = file.read, file.readline
         self.stack, self.metastack = [], []
         self.append = self.stack.append
         self.names: set[str] = set()
@@ -150,12 +144,8 @@ class InertUnpickler(_PYTHONS):
     def _run(self) -> None:
         read, table = self.read, self.dispatch
         try:
-            for _ in range(self.most_opcodes // _BATCH):
-                begin = self.file.tell()
-                for _ in repeat(None, _BATCH):
-                    table[read(1)[0]](self)
-                if self.file.tell() - begin < _FEWEST_BYTES_OF_BATCH:
-                    raise PickleDamage(f"repeats opcodes of few bytes {_BATCH:,} times: it is not read")
+            for _ in repeat(None, self.most_opcodes):
+                table[read(1)[0]](self)
         except _Stop:
             return
         raise PickleDamage(f"has more than {self.most_opcodes:,} opcodes")
@@ -163,13 +153,6 @@ class InertUnpickler(_PYTHONS):
     def find_class(self, module: str, name: str) -> NoReturn:
         """No opcode asks for it."""
         raise PickleDamage(f"names {module[:LONGEST_NAME]}.{name[:LONGEST_NAME]}")
-
-    def readline(self) -> bytes:
-        """A line with its end; a longer one is no number or text of a file that is read here."""
-        line = self.file.readline(_LONGEST_LINE)
-        if not line.endswith(b"\n"):
-            raise EOFError("cut off in a line")
-        return line
 
     # What subclasses decide.
     def push_name(self, text: str) -> None:
@@ -378,7 +361,7 @@ _CONTAINERS = (dict, Call, list, tuple)
 
 
 def _extend_path(path: tuple[str, ...], key: object) -> tuple[str, ...]:
-    return (*path, key[:LONGEST_NAME]) if isinstance(key, str) and len(path) < _LONGEST_PATH else path
+    return (*path, key[:LONGEST_NAME]) if isinstance(key, str) else path
 
 
 def entries(value: object) -> Mapping[object, object]:
@@ -403,10 +386,8 @@ def parse_shape(value: object) -> tuple[int, ...] | None:
 
 
 def _key(key: object) -> object:
-    """A key whose hash costs nothing and collides with few: one of another kind is replaced, and equals no other."""
-    if isinstance(key, str) or key is None or isinstance(key, Call):
-        return key
-    return key if isinstance(key, int) and abs(key) < _LARGEST_KEY else object()
+    """A key whose hash costs nothing and collides with few, unlike that of numbers: another one equals no other."""
+    return key if isinstance(key, str | Call) or key is None else object()
 
 
 def _attribute(arguments: object) -> str:

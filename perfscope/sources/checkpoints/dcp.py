@@ -15,8 +15,9 @@ from pathlib import Path
 from perfscope.constants import MIB
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage
-from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
+from perfscope.sources.checkpoints.torch_files import item_bytes
 from perfscope.sources.pickles import (
+    LARGEST_PICKLE,
     LARGEST_SIZE,
     LONGEST_NAME,
     Call,
@@ -28,8 +29,7 @@ from perfscope.sources.pickles import (
 
 METADATA_FILE = ".metadata"
 _CLASS = b"torch.distributed.checkpoint.metadata"
-_CLASS_WITHIN = 4096
-#: What is searched for calls where the class at the start is missing.
+#: Where the class stands; what is searched for calls where it is missing.
 _SEARCHED = MIB
 
 
@@ -90,7 +90,7 @@ def read_metadata(path: Path) -> DcpMetadata:
         content = file.read(LARGEST_PICKLE + 1)
     if len(content) > LARGEST_PICKLE:
         raise FileDamage(f"is larger than {LARGEST_PICKLE // MIB} MiB; it is not read")
-    is_foreign = _CLASS not in content[:_CLASS_WITHIN]
+    is_foreign = _CLASS not in content[:_SEARCHED]
     try:
         replayed = read_pickle(content[:_SEARCHED] if is_foreign else content)
     except PickleDamage as damage:

@@ -20,6 +20,7 @@ from perfscope.constants import MIB
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import (
+    LARGEST_PICKLE,
     LARGEST_SIZE,
     LONGEST_NAME,
     Call,
@@ -32,12 +33,8 @@ from perfscope.sources.pickles import (
     walk,
 )
 
-LARGEST_PICKLE = 256 * MIB
 #: Room for 200,000 tensors; reading an entry takes microseconds.
 LARGEST_DIRECTORY = 16 * MIB
-#: torch.save does not compress; a text-like pickle that somebody packed again shrinks to a tenth.
-_HIGHEST_COMPRESSION = 50
-_SUSPICIOUS_PICKLE = MIB
 _SMALLEST_ZIP = 22
 # The exceptions of zipfile for changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
 _ZIP_ERRORS = (
@@ -117,7 +114,7 @@ def item_bytes(dtype: str) -> int | None:
     return _ITEM_BYTES.get(dtype)
 
 
-def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFile:
+def read_torch_file(path: Path) -> TorchFile:
     """Read a file's table of contents; a longer list of tensors is refused.
 
     Raises:
@@ -129,10 +126,10 @@ def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFi
         if not start:
             raise FileDamage("is empty")
         if start.startswith(b"PK"):
-            return _read_zip(file, largest_pickle)
+            return _read_zip(file)
         file.seek(0)
         if start[:1] == b"\x80":
-            return _read_legacy(file, largest_pickle)
+            return _read_legacy(file)
         if not start.strip(b"\0"):
             raise FileDamage("begins with zeros only: it was not written whole")
         raise FileDamage("is not a torch.save file")
@@ -153,7 +150,7 @@ def check_end(path: Path) -> None:
             raise FileDamage("begins with zeros only: it was not written whole")
 
 
-def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
+def _read_zip(file: IO[bytes]) -> TorchFile:
     _refuse_large_directory(file)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -162,11 +159,10 @@ def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
             pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise FileDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
-            _refuse_large_pickle(members[pickles[0]], largest_pickle)
             if not members[pickles[0]].CRC:  # torch can leave checksums out
                 del members[pickles[0]].CRC
             with archive.open(pickles[0]) as stream:
-                replayed = _replay(stream.read(largest_pickle + 1), largest_pickle)
+                replayed = _replay(stream.read(LARGEST_PICKLE + 1))
     except _ZIP_ERRORS as error:
         raise FileDamage(f"is not a complete zip archive ({error})") from None
     folder = pickles[0].removesuffix("data.pkl") + "data/"
@@ -203,40 +199,26 @@ def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) 
         raise FileDamage(f"is a zip bomb: {declared:,} bytes are packed into {size:,}; it is not unpacked")
 
 
-def _refuse_large_pickle(entry: zipfile.ZipInfo, largest: int) -> None:
-    if entry.file_size > largest:
-        raise FileDamage(f"has a data.pkl of {entry.file_size:,} bytes; it is not read")
-    if entry.file_size > max(_SUSPICIOUS_PICKLE, _HIGHEST_COMPRESSION * entry.compress_size):
-        raise FileDamage(
-            f"is a zip bomb: its data.pkl of {entry.file_size:,} bytes is packed into {entry.compress_size:,}; "
-            "it is not unpacked"
-        )
-
-
-def _replay(content: bytes, largest: int) -> InertPickle:
-    if len(content) > largest:
-        raise FileDamage(f"has a data.pkl of more than {largest:,} bytes; it is not read")
+def _replay(content: bytes) -> InertPickle:
+    if len(content) > LARGEST_PICKLE:
+        raise FileDamage(f"has a data.pkl of more than {LARGEST_PICKLE:,} bytes; it is not read")
     try:
         return read_pickle(content)
     except PickleDamage as damage:
         raise FileDamage(f"has a data.pkl that {damage}", damage.names) from None
 
 
-def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
+def _read_legacy(file: IO[bytes]) -> TorchFile:
     """Five pickles: magic number, protocol, system, object, keys. Only files of torch begin with the first one."""
     try:
-        return _parse_legacy(file.read(largest))
+        content = file.read(LARGEST_PICKLE)
+        replayed = read_pickle(content)
+        if replayed.value == _LEGACY_MAGIC:
+            for _ in range(3):
+                replayed = read_pickle(content, replayed.end)
+        return _describe(replayed, {})
     except PickleDamage as damage:
         raise FileDamage(f"holds a pickle that {damage}", damage.names) from None
-
-
-def _parse_legacy(content: bytes) -> TorchFile:
-    replayed = read_pickle(content)
-    if replayed.value != _LEGACY_MAGIC:
-        return _describe(replayed, {})
-    for _ in range(3):
-        replayed = read_pickle(content, replayed.end)
-    return _describe(replayed, {})
 
 
 def _describe(replayed: InertPickle, stored: Mapping[str, int]) -> TorchFile:

@@ -19,6 +19,7 @@ import pytest
 from perfscope.sources.checkpoints import listing
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.checkpoints.listing import list_files
+from perfscope.sources.pickles import InertUnpickler
 from tests.commands.report_cli import run
 from tests.ratios import assert_ratio, count_to
 from tests.sources.checkpoints.checkpoint_files import FIXTURES
@@ -61,11 +62,8 @@ def long_names() -> bytes:
 
 
 PICKLES = {
-    "few nested lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "nested deeper than 200 levels"),
-    "nested tuples": (b"\x80\x02N" + b"\x85" * MEGABYTES_4 + b".", "repeats opcodes"),
-    "nested dicts": (b"\x80\x02" + b"}N" * 1_400_000 + b"}" + b"s" * 1_400_000 + b".", "repeats opcodes"),
-    "flat": (b"\x80\x02](" + b"N" * MEGABYTES_4 + b"e.", "repeats opcodes"),
-    "calls": (b"\x80\x04\x8c\x01a\x8c\x01b\x93" + b")R" * 2_000_000 + b".", "repeats opcodes"),
+    "nested lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "nested deeper than 64 levels"),
+    "nested dicts": (b"\x80\x02" + b"}N" * 200_000 + b"}" + b"s" * 200_000 + b".", "nested deeper than 64 levels"),
     "attributes of attributes": (getattr_chain(), "names a function in"),
     "long names": (long_names(), "names a function in 1,048,576 characters"),
     "long keys": (tensors_of_one_key(30_000, 10**6, b"K\x00\x85"), "lacks the storage 0"),
@@ -82,10 +80,10 @@ class TestCraftedPickles:
         checkpoint = answer_soon(partial(read_checkpoint, tmp_path))
         assert problem in " ".join(checkpoint.damage)
 
-    def test_a_compressed_pickle_is_not_unpacked(self, tmp_path: Path) -> None:
-        write_pickle(tmp_path / "model.pt", b"\x80\x02](" + b"N" * (100 * 2**20) + b"e.", zipfile.ZIP_DEFLATED)
-        checkpoint = answer_soon(partial(read_checkpoint, tmp_path))
-        assert "is a zip bomb: its data.pkl of 104,857,606 bytes" in " ".join(checkpoint.damage)
+    def test_too_many_opcodes_are_not_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(InertUnpickler, "most_opcodes", 1000)
+        write_pickle(tmp_path / "model.pt", b"\x80\x02](" + b"N" * 2000 + b"e.", zipfile.ZIP_DEFLATED)
+        assert "has more than 1,000 opcodes" in " ".join(read_checkpoint(tmp_path).damage)
 
     def test_a_directory_of_more_members_than_a_checkpoint_has_is_refused(self, tmp_path: Path) -> None:
         end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, 17 * 2**20, 0, 0)
@@ -107,12 +105,8 @@ class TestCraftedMetadata:
         ("content", "problem"),
         [
             (b"cos\nsystem\n(S'true'\ntR.", ".metadata would call os.system when it is loaded"),
-            (METADATA_CLASS + b"cos\nsystem\n(S'true'\ntRb.", ".metadata would call os.system when it is loaded"),
             (METADATA_CLASS + b"cos\nsystem\n(S'true'\ntR", ".metadata would call os.system when it is loaded"),
-            (b"\x80\x02" + b"]" * 2_000_000 + b"a" * 1_999_999 + b".", "is not the metadata of a distributed"),
             (bytes(range(256)) * 2**14, "is not the metadata of a distributed"),
-            (b"\x80\x02](" + b"N" * (64 * 2**20) + b"e.", "is not the metadata of a distributed"),
-            (METADATA_CLASS + b"](" + b"N" * (64 * 2**20) + b"e.", "repeats opcodes"),
             (METADATA_CLASS + b"}(\x8c\x13state_dict_metadataNub.", "lists no tensors"),
         ],
     )
