@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.checkpoint.check import check_checkpoint, newest_complete
-from perfscope.analyzers.checkpoint.plan import (
+from perfscope.analyzers.checkpoint import (
+    ZERO_STAGES,
     BytesPerParameter,
     CheckpointPlan,
     SavedOptimizer,
     SavedPrecision,
     bytes_per_parameter,
+    check_checkpoint,
+    newest_complete,
     plan_checkpoint,
 )
 from perfscope.analyzers.saves import summarize_saves
@@ -29,7 +31,6 @@ from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
 _SCHEMA = "perfscope/checkpoint/1"
-_ZERO_STAGES = range(4)
 _FACTS = ("weights_only", "ema_copy")  # findings that are no problems
 _MODEL_PANEL = "Model and training"
 _PLAN_PANEL = "Planned size (without DIR)"
@@ -67,7 +68,7 @@ class CheckpointOptions:
 
     def per_parameter(self) -> BytesPerParameter | None:
         """The bytes per parameter that the options imply; None if none of them is set."""
-        if self.zero is not None and self.zero not in _ZERO_STAGES:
+        if self.zero is not None and self.zero not in ZERO_STAGES:
             raise UsageError(f"--zero is 0, 1, 2 or 3, not {self.zero}")
         if self.optimizer is None and self.precision is None and self.zero is None:
             return None

@@ -23,7 +23,7 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
-from perfscope.analyzers.checkpoint.plan import bytes_per_parameter
+from perfscope.analyzers.checkpoint import bytes_per_parameter
 from perfscope.constants import GIGA, KILO, TERA
 from perfscope.tables.published import (
     DERIVED,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpoint.check import check_checkpoint
-from perfscope.analyzers.checkpoint.plan import SavedOptimizer, SavedPrecision, bytes_per_parameter
+from perfscope.analyzers.checkpoint import SavedOptimizer, SavedPrecision, bytes_per_parameter, check_checkpoint
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.tables.checkpoint import Layout
 from tests.commands.report_cli import run

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.checkpoint.check import CheckpointSizes, check_checkpoint
+from perfscope.analyzers.checkpoint import CheckpointSizes, check_checkpoint
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from perfscope.analyzers.checkpoint.check import check_checkpoint
+from perfscope.analyzers.checkpoint import check_checkpoint
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from tests.commands.report_cli import run
 from tests.sources.checkpoints.test_crafted_files import answer_soon
