@@ -21,6 +21,7 @@ GIGA = 10**9
 TERA = 10**12
 PETA = 10**15
 
+BITS_PER_BYTE = 8
 #: Decimal units of bytes.
 KB = KILO
 MB = MEGA

@@ -9,13 +9,19 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind
-from perfscope.sources.checkpoints.completeness import INDEX_ENDINGS, check_index, find_missing
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import read_safetensors
-from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, SelectedCheckpoint, select_checkpoint
+from perfscope.sources.checkpoints.selection import (
+    INDEX_ENDINGS,
+    NO_CHECKPOINT,
+    SelectedCheckpoint,
+    check_index,
+    find_missing,
+    select_checkpoint,
+)
 from perfscope.sources.checkpoints.torch_files import TorchFile, read_torch_file
 from perfscope.sources.pickles import Call, entries, parse_shape, without_collection
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup

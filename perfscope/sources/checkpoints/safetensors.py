@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO
 
+from perfscope.constants import BITS_PER_BYTE
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import LARGEST_SIZE, MOST_DIMENSIONS, without_collection
 
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000
-_LENGTH_BYTES = 8
-_BITS_PER_BYTE = 8
+_LENGTH = struct.Struct("<Q")
 _ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -60,8 +61,9 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
 
 
 def _parse_header(file: IO[bytes], size: int) -> tuple[StoredTensor, ...]:
-    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, LARGEST_HEADER):
+    start = file.read(_LENGTH.size)
+    length = int.from_bytes(start, "little")
+    if len(start) < _LENGTH.size or length > min(size - _LENGTH.size, LARGEST_HEADER):
         raise FileDamage(f"is not a complete safetensors file: a header of {length:,} bytes in {size:,}")
     try:
         header = json.loads(file.read(length))
@@ -70,7 +72,7 @@ def _parse_header(file: IO[bytes], size: int) -> tuple[StoredTensor, ...]:
     if not isinstance(header, dict):
         raise FileDamage("has a header that is not a JSON object")
     tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
-    _check_places(tensors, size - _LENGTH_BYTES - length)
+    _check_places(tensors, size - _LENGTH.size - length)
     return tensors
 
 
@@ -85,7 +87,7 @@ def _tensor(name: str, entry: object) -> StoredTensor:
     is_possible = is_possible and min(numbers) >= 0 and max(numbers) <= LARGEST_SIZE and start <= stop
     elements = prod(shape) if is_possible else 0
     bits = _ITEM_BITS.get(dtype)
-    if not is_possible or (bits is not None and elements * bits != (stop - start) * _BITS_PER_BYTE):
+    if not is_possible or (bits is not None and elements * bits != (stop - start) * BITS_PER_BYTE):
         raise FileDamage(f"has an entry for {name[:60]!r} that cannot be right")
     return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop, tuple(shape))
 
