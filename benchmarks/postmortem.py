@@ -28,7 +28,7 @@ from tabulate import tabulate
 from benchmarks.stopping_training import FRAMEWORKS
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
 from perfscope.errors import PerfscopeError
-from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.sources.postmortem import read_post_mortem
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = {

@@ -181,7 +181,7 @@ def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analys
             yield [Analysis(locations, {"goodput": goodput}, (), damage, None)], places
     elif plan.only == _MEMORY and not any(map(is_folder_at, locations)):
         from perfscope.analyzers.memory import describe_memory  # these read snapshots, which no other view needs
-        from perfscope.sources.memory.recorded import read_histories
+        from perfscope.sources.memory import read_histories
 
         with at_hand(locations) as places:
             use = describe_memory([history for path in places.paths for history in read_histories(path)])

@@ -12,7 +12,7 @@ from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.engine.places import at_hand
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.sources.postmortem.reading import is_read, read_post_mortem
+from perfscope.sources.postmortem import is_read, read_post_mortem
 
 
 def postmortem(

@@ -26,7 +26,7 @@ from perfscope.sources.pickles import (
     read_pickle,
     walk,
 )
-from perfscope.sources.postmortem.recorder import read_dump
+from perfscope.sources.postmortem import read_dump
 from tests.ratios import assert_ratio, count_to
 
 PLAIN = (dict, list, tuple, str, bytes, int, float, bool, type(None), Call, GlobalName, PersistentId, object)

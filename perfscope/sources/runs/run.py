@@ -13,7 +13,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.sources.memory.recorded import find_histories, read_histories
+from perfscope.sources.memory import find_histories, read_histories
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.sources.memory.recorded import find_histories, read_histories
+from perfscope.sources.memory import find_histories, read_histories
 from perfscope.sources.runs.environment import Environment, read_environment
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.stores.location import is_url, join

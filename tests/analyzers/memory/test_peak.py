@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.memory.lifetimes import follow
 from perfscope.analyzers.memory.peak import OUTSIDE, DevicePeak, find_peak
-from perfscope.sources.memory.recorded import read_recorded
-from perfscope.sources.memory.snapshot import read_snapshot
+from perfscope.sources.memory import read_recorded, read_snapshot
 from perfscope.tables.memory import AllocatorHistory, Marks, Tensors
 from tests.analyzers.memory.snapshots import BACKWARD, FORWARD, GATHER, LOSS, OPTIMIZER, Script
 from tests.conftest import ROOT

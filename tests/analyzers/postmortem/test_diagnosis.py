@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
 from perfscope.analyzers.postmortem.matching import match_calls
-from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.sources.postmortem import read_post_mortem
 from perfscope.tables.postmortem import (
     CodeLine,
     Death,

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import postmortem
 from benchmarks.postmortem import Case
-from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.sources.postmortem import read_post_mortem
 from perfscope.watching.job import WatchedJob
 from tests.conftest import ROOT, perfscope, profile
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.errors import SourceError
-from perfscope.sources.memory.recorded import read_histories, read_recorded
-from perfscope.sources.memory.snapshot import read_snapshot
+from perfscope.sources.memory import read_histories, read_recorded, read_snapshot
 from tests.conftest import ROOT
 
 FIXTURE = ROOT / "fixtures" / "memory" / "pure.memory.jsonl.gz"

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import kept_run
 from perfscope.analyzers.postmortem.diagnosis import Reason, diagnose
-from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.sources.postmortem import read_post_mortem
 from tests.conftest import ROOT, perfscope
 
 RUNS = ROOT / "fixtures" / "postmortem"

@@ -12,8 +12,7 @@ import pytest
 
 from perfscope.analyzers.postmortem.diagnosis import Reason, diagnose
 from perfscope.errors import SourceError
-from perfscope.sources.postmortem.reading import read_post_mortem
-from perfscope.sources.postmortem.recorder import read_dump
+from perfscope.sources.postmortem import read_dump, read_post_mortem
 from tests.sources.postmortem.dumps import document, entry, write_dumps
 
 ENTRIES = [entry(1), entry(2, "broadcast", 7, state="started"), entry(1, "send 0->1", p2p=True, state="scheduled")]
