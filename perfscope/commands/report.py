@@ -104,15 +104,15 @@ def refresh(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Recompute the TFLOPs, speed-up, efficiency and percentage cells of a file's tables, in place."""
-    checked = check_file(file, constants.constants(), constants.peak_tflops())
+    published, checked = check_file(file, constants.constants(), constants.peak_tflops())
     if not check:
-        write_cells(file, checked)
-    report = report_file(checked, written=not check)
+        write_cells(file, published.document, checked)
+    report = report_file(published, checked, written=not check)
     return Outcome(
         report,
         format,
         notes=tuple(f"warning: {warning}" for warning in report.warnings),
-        exit_code=ExitCode.DIFFERENCE if check and checked.differs else ExitCode.OK,
+        exit_code=ExitCode.DIFFERENCE if check and (checked.unfounded or checked.contradictions) else ExitCode.OK,
     )
 
 

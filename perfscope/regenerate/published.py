@@ -23,6 +23,8 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
+import msgspec
+
 from perfscope.analyzers.checkpoint import bytes_per_parameter
 from perfscope.constants import GIGA, KILO, TERA
 from perfscope.tables.published import (
@@ -355,8 +357,7 @@ class CheckedCell:
         return self.verdict in (CellVerdict.ROUNDED, CellVerdict.CONVENTION)
 
 
-@dataclass(frozen=True, slots=True)
-class Uncheckable:
+class Uncheckable(msgspec.Struct, frozen=True):
     """A cell that could not be recomputed, and why."""
 
     line: int
@@ -365,11 +366,10 @@ class Uncheckable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
+class Contradiction(msgspec.Struct, frozen=True):
     """A row whose columns cannot all be right."""
 
-    table_title: str
+    table: str
     line: int
     row: str
     problem: str
@@ -387,6 +387,7 @@ class CheckedTables:
 
     cells: tuple[CheckedCell, ...]
     uncheckable: tuple[Uncheckable, ...]
+    contradictions: tuple[Contradiction, ...]
     conventions: tuple[str, ...]
     assumed: tuple[str, ...]
 
@@ -402,25 +403,24 @@ class CheckedTables:
 
 
 def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
-    """Recompute every derived cell; without the GPU's dense peak not those with a share of it."""
+    """Recompute every derived cell, and find every row that contradicts itself.
+
+    Cells with a share of the GPU's dense peak are not recomputed without it.
+    """
     peak = Fraction(str(peak_tflops)) if peak_tflops else None
     results = [result for table in tables for result in _check_table(table, peak)]
     cells = tuple(result for result in results if isinstance(result, CheckedCell))
     return CheckedTables(
         cells,
         tuple(result for result in results if isinstance(result, Uncheckable)),
+        tuple(
+            Contradiction(table.title, row.line, row.label, problem)
+            for table in tables
+            for row in table.rows
+            for problem in _contradictions(row, table.constants)
+        ),
         (),
         _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
-    )
-
-
-def find_contradictions(tables: Sequence[PublishedTable]) -> tuple[Contradiction, ...]:
-    """List every row that contradicts itself."""
-    return tuple(
-        Contradiction(table.title, row.line, row.label, problem)
-        for table in tables
-        for row in table.rows
-        for problem in _contradictions(row, table.constants)
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
@@ -14,64 +15,41 @@ from perfscope.regenerate.published import (
     CellVerdict,
     CheckedCell,
     CheckedTables,
-    Contradiction,
     NotComputable,
     check_tables,
     find_baselines,
-    find_contradictions,
     format_rounded,
     leave_conventions,
     recompute,
 )
-from perfscope.report import Cell, Column, Json, Report, Section
+from perfscope.report import Cell, Column, Json, Report, Row, Section
 from perfscope.sources.published.markdown import MarkdownDocument
 from perfscope.sources.published.tables import PublishedFile, read_published
 from perfscope.tables.published import Constant, PublishedRow, PublishedTable, Quantity
 from perfscope.units import format_count
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedFile:
-    """A markdown file, the text around its tables, their recomputed cells, and the rows that contradict themselves."""
-
-    file: PublishedFile
-    document: MarkdownDocument
-    tables: CheckedTables
-    contradictions: tuple[Contradiction, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether a cell cannot be right, or a row contradicts itself."""
-        return bool(self.tables.unfounded or self.contradictions)
-
-
-def check_file(path: Path, constants: Mapping[Quantity, Constant], peak_tflops: float | None) -> CheckedFile:
+def check_file(
+    path: Path, constants: Mapping[Quantity, Constant], peak_tflops: float | None
+) -> tuple[PublishedFile, CheckedTables]:
     """Recompute the cells of a file; nothing is written.
 
     Raises:
         SourceError: The file cannot be read, or contains no table that can be recomputed.
     """
     file = read_published(path, constants)
-    if not file.tables or file.document is None:
-        raise SourceError(path, "contains no table that can be recomputed", hint=_explain_unread(file))
-    tables = leave_conventions(check_tables(file.tables, peak_tflops))
-    return CheckedFile(file, file.document, tables, find_contradictions(file.tables))
-
-
-def _explain_unread(file: PublishedFile) -> str:
     if file.document is None:
-        return "refresh changes markdown; a block `report table` reads CSV"
-    return (
-        "; ".join(file.unread)
-        or "a table needs a column such as TFLOPs, speed-up or efficiency, and what it is computed from"
-    )
+        raise SourceError(path, "is CSV", hint="refresh changes markdown; a block `report table` reads CSV")
+    if not file.tables:
+        hint = "a table needs a column such as TFLOPs, speed-up or efficiency, and what it is computed from"
+        raise SourceError(path, _NO_TABLE, hint="; ".join(file.unread) or hint)
+    return file, leave_conventions(check_tables(file.tables, peak_tflops))
 
 
-def write_cells(path: Path, checked: CheckedFile) -> None:
+def write_cells(path: Path, document: MarkdownDocument | None, checked: CheckedTables) -> None:
     """Replace the cells of a file that cannot be right by their recomputed values."""
-    if checked.tables.unfounded:
-        content = replace_cells(checked.document, checked.tables.unfounded)
-        replace_file(path, content.encode("utf-8", "surrogateescape"))
+    if checked.unfounded and document is not None:
+        replace_file(path, replace_cells(document, checked.unfounded).encode("utf-8", "surrogateescape"))
 
 
 def replace_cells(document: MarkdownDocument, cells: Sequence[CheckedCell]) -> str:
@@ -85,6 +63,7 @@ def replace_cells(document: MarkdownDocument, cells: Sequence[CheckedCell]) -> s
     return "".join(lines)
 
 
+_NO_TABLE = "contains no table that can be recomputed"
 _VERDICTS_EXPLAINED = (
     "`rounded`: right to its own digits. `truncated`: digits were cut off. `from unrounded inputs`: right if a time or "
     "rate beside it is itself rounded or cut off, and left alone. `wrong`: none of these. `other convention`: its "
@@ -92,46 +71,62 @@ _VERDICTS_EXPLAINED = (
 )
 
 
-def report_file(checked: CheckedFile, *, written: bool) -> Report:
+def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -> Report:
     """The neutral document; ``written`` says whether the recomputed cells replaced the published ones."""
-    file, tables = checked.file, checked.tables
-    counts = {str(verdict): sum(cell.verdict is verdict for cell in tables.cells) for verdict in CellVerdict}
+    counts = {str(verdict): sum(cell.verdict is verdict for cell in checked.cells) for verdict in CellVerdict}
+    unread = (*file.unread, *(f"line {table.line}: {note}" for table in file.tables for note in table.notes))
     data: dict[str, Json] = {
         "schema": "perfscope/refresh/1",
         "file": file.path,
-        "written": written and bool(tables.unfounded),
+        "written": written and bool(checked.unfounded),
         "tables": len(file.tables),
         "counts": counts,
         "results": {
-            "cells": [cell_data(cell) for cell in tables.cells],
-            "contradictions": [
-                {"table": row.table_title, "line": row.line, "row": row.row, "problem": row.problem}
-                for row in checked.contradictions
-            ],
-            "not_recomputed": [
-                {"line": cell.line, "row": cell.row, "column": cell.column, "reason": cell.reason}
-                for cell in tables.uncheckable
-            ],
+            "cells": [_cell_data(cell) for cell in checked.cells],
+            "contradictions": msgspec.to_builtins(checked.contradictions),
+            "not_recomputed": msgspec.to_builtins(checked.uncheckable),
         },
-        "constants": _constants(file),
-        "assumed": list(tables.assumed),
-        "not_read": [*file.unread, *_table_notes(file)],
+        "constants": [
+            {"table_line": table.line, "quantity": str(quantity), "value": constant.value, "origin": constant.origin}
+            for table in file.tables
+            for quantity, constant in table.constants.items()
+            if quantity not in table.columns
+        ],
+        "assumed": list(checked.assumed),
+        "not_read": unread,
     }
     title = (
-        f"{file.path}: {format_count(len(tables.cells), 'cell')} in {format_count(len(file.tables), 'table')}, "
-        f"{len(tables.unfounded)} {'rewritten' if written else 'different'}; "
+        f"{file.path}: {format_count(len(checked.cells), 'cell')} in {format_count(len(file.tables), 'table')}, "
+        f"{len(checked.unfounded)} {'rewritten' if written else 'different'}; "
         f"{format_count(len(checked.contradictions), 'contradiction')}"
     )
-    sections = tuple(_sections(checked, counts, written=written))
-    warnings = (
-        *(f"assumed {line}: no column, text or option states it" for line in tables.assumed),
-        *tables.conventions,
-    )
-    return Report(title, data, sections, warnings)
+    sections = [_section("Verdicts", ("Verdict", "Cells"), counts.items(), _VERDICTS_EXPLAINED)]
+    if checked.unfounded:
+        headings = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict")
+        rows = [
+            (str(each.line), each.table_title, each.row, each.column, each.published or None, each.text, exact, verdict)
+            for each in checked.unfounded
+            for exact, verdict in [(f"{float(each.recomputed):.5f}", str(each.verdict))]
+        ]
+        sections.append(_section("Rewritten cells" if written else "Cells that differ", headings, rows))
+    if checked.contradictions:
+        note = "They are never changed: the row does not show which of its columns is wrong."
+        lines = [(str(row.line), row.table, row.row, row.problem) for row in checked.contradictions]
+        title_of_rows = "Rows that contradict themselves"
+        sections.append(_section(title_of_rows, ("Line", "Table", "Row", "Problem"), lines, note))
+    if checked.uncheckable:
+        lines = [(str(cell.line), cell.row, cell.column, cell.reason) for cell in checked.uncheckable]
+        sections.append(_section("Not recomputed", ("Line", "Row", "Column", "Reason"), lines))
+    sections += [Section("Not read", notes=unread)] if unread else []
+    assumed = (f"assumed {line}: no column, text or option states it" for line in checked.assumed)
+    return Report(title, data, tuple(sections), (*assumed, *checked.conventions))
 
 
-def cell_data(cell: CheckedCell) -> dict[str, Json]:
-    """The JSON of a checked cell."""
+def _section(title: str, headings: Sequence[str], rows: Iterable[Row], *notes: str) -> Section:
+    return Section(title, tuple(map(Column, headings)), tuple(rows), notes)
+
+
+def _cell_data(cell: CheckedCell) -> Json:
     return {
         "table": cell.table_title,
         "table_line": cell.table_line,
@@ -144,64 +139,6 @@ def cell_data(cell: CheckedCell) -> dict[str, Json]:
         "text": cell.text,
         "verdict": str(cell.verdict),
     }
-
-
-def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool) -> list[Section]:
-    tables, contradictions = checked.tables, checked.contradictions
-    verdicts = tuple(counts.items())
-    sections = [Section("Verdicts", (Column("Verdict"), Column("Cells")), verdicts, notes=(_VERDICTS_EXPLAINED,))]
-    if tables.unfounded:
-        sections.append(_differences("Rewritten cells" if written else "Cells that differ", tables.unfounded))
-    if contradictions:
-        sections.append(
-            Section(
-                "Rows that contradict themselves",
-                (Column("Line"), Column("Table"), Column("Row"), Column("Problem")),
-                tuple((str(row.line), row.table_title, row.row, row.problem) for row in contradictions),
-                notes=("They are never changed: the row does not show which of its columns is wrong.",),
-            )
-        )
-    if tables.uncheckable:
-        sections.append(
-            Section(
-                "Not recomputed",
-                (Column("Line"), Column("Row"), Column("Column"), Column("Reason")),
-                tuple((str(cell.line), cell.row, cell.column, cell.reason) for cell in tables.uncheckable),
-            )
-        )
-    unread = (*checked.file.unread, *_table_notes(checked.file))
-    return [*sections, Section("Not read", notes=unread)] if unread else sections
-
-
-def _differences(title: str, cells: Sequence[CheckedCell]) -> Section:
-    columns = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict")
-    rows = tuple(
-        (
-            str(cell.line),
-            cell.table_title,
-            cell.row,
-            cell.column,
-            cell.published or None,
-            cell.text,
-            f"{float(cell.recomputed):.5f}",
-            str(cell.verdict),
-        )
-        for cell in cells
-    )
-    return Section(title, tuple(Column(name) for name in columns), rows)
-
-
-def _constants(file: PublishedFile) -> list[Json]:
-    return [
-        {"table_line": table.line, "quantity": str(quantity), "value": constant.value, "origin": constant.origin}
-        for table in file.tables
-        for quantity, constant in table.constants.items()
-        if quantity not in table.columns
-    ]
-
-
-def _table_notes(file: PublishedFile) -> list[str]:
-    return [f"line {table.line}: {note}" for table in file.tables for note in table.notes]
 
 
 class AddedColumn(NamedTuple):
@@ -223,12 +160,6 @@ ADDED_COLUMNS: Mapping[str, AddedColumn] = {
 }
 
 
-class _File(NamedTuple):
-    tables: Sequence[PublishedTable]
-    checked: CheckedTables
-    contradictions: Sequence[Contradiction]
-
-
 def report_tables(
     paths: Sequence[Path], constants: Mapping[Quantity, Constant], peak_tflops: float | None, added: Sequence[str]
 ) -> Report:
@@ -237,63 +168,42 @@ def report_tables(
     Raises:
         SourceError: A file contains no table that can be recomputed.
     """
-    columns = {name: ADDED_COLUMNS[name] for name in added}
-    tables = [(file, table) for file in _check_files(paths, constants, peak_tflops, columns) for table in file.tables]
-    sections, data = [], []
-    for file, table in tables:
-        section, entry = _describe(file, table, columns)
-        sections.append(section)
-        data.append(entry)
-    rows = sum(len(table.rows) for _, table in tables)
-    differing = sum(
-        not cell.agrees for file, table in tables for cell in file.checked.cells if cell.table_line == table.line
-    )
-    title = f"{format_count(rows, 'row')}, {differing} of the cells different"
-    return Report(title, {"schema": "perfscope/table/1", "results": {"tables": data}}, tuple(sections))
-
-
-def _check_files(
-    paths: Sequence[Path],
-    constants: Mapping[Quantity, Constant],
-    peak_tflops: float | None,
-    added: Mapping[str, AddedColumn],
-) -> Iterator[_File]:
+    columns = [ADDED_COLUMNS[name] for name in added]
+    sections, rows, differing = [], 0, 0
     for path in paths:
-        file = read_published(path, constants, added=[column.quantity for column in added.values()])
+        file = read_published(path, constants, added=[column.quantity for column in columns])
         if not file.tables:
-            raise SourceError(path, "contains no table that can be recomputed", hint="; ".join(file.unread[:3]) or None)
-        yield _File(file.tables, check_tables(file.tables, peak_tflops), find_contradictions(file.tables))
+            raise SourceError(path, _NO_TABLE, hint="; ".join(file.unread[:3]) or None)
+        for table in file.tables:
+            checked = check_tables([table], peak_tflops)
+            sections.append(_describe(table, checked, columns))
+            rows, differing = rows + len(table.rows), differing + len(checked.differences)
+    title = f"{format_count(rows, 'row')}, {differing} of the cells different"
+    return Report(title, {"schema": "perfscope/table/1"}, tuple(sections))
 
 
-def _describe(file: _File, table: PublishedTable, columns: Mapping[str, AddedColumn]) -> tuple[Section, Json]:
-    lines = {row.line for row in table.rows}
-    checked = [cell for cell in file.checked.cells if cell.table_line == table.line]
-    contradictions = [row for row in file.contradictions if row.line in lines]
-    added = {name: column for name, column in columns.items() if column.quantity not in table.columns}
+def _describe(table: PublishedTable, checked: CheckedTables, columns: Sequence[AddedColumn]) -> Section:
+    added = [column for column in columns if column.quantity not in table.columns]
     recomputed = {
         cell.column: f"{cell.column}, {'change ' if cell.quantity.startswith('change') else ''}recomputed"
-        for cell in checked
+        for cell in checked.cells
     }
     headings = [Column(heading) for heading in (*table.headings, *recomputed.values())]
-    headings += [Column(column.heading, column.decimals) for column in added.values()]
-    has_verdicts = bool(checked or contradictions)
-    rows: list[tuple[Cell, ...]] = []
-    entries: list[Json] = []
+    headings += [Column(column.heading, column.decimals) for column in added]
+    has_verdicts = bool(checked.cells or checked.contradictions)
+    headings += [Column("Verdict")] if has_verdicts else []
+    rows: list[Row] = []
     for row, baseline in zip(table.rows, find_baselines(table), strict=True):
-        cells = [cell for cell in checked if cell.line == row.line]
-        computed = {name: _compute_added(table, row, baseline, column) for name, column in added.items()}
+        cells = [cell for cell in checked.cells if cell.line == row.line]
         texts: list[Cell] = list((*row.cells, *[""] * len(table.headings))[: len(table.headings)])
         texts += [" ".join(cell.text for cell in cells if cell.column == heading) or None for heading in recomputed]
-        verdict = _verdict(cells, [each.problem for each in contradictions if each.line == row.line])
-        rows.append((*texts, *computed.values(), *((verdict,) if has_verdicts else ())))
-        entries.append({"line": row.line, "cells": list(row.cells), "added": computed})
-    if has_verdicts:
-        headings.append(Column("Verdict"))
-    data: Json = {"title": table.title, "rows": entries, "cells": [cell_data(cell) for cell in checked]}
-    return Section(table.title, tuple(headings), tuple(rows), _notes(file.checked, table, lines)), data
+        texts += [_compute_added(table, row, baseline, column) for column in added]
+        verdict = _verdict(cells, [each.problem for each in checked.contradictions if each.line == row.line])
+        rows.append((*texts, *((verdict,) if has_verdicts else ())))
+    return Section(table.title, tuple(headings), tuple(rows), _notes(checked, table))
 
 
-def _notes(checked: CheckedTables, table: PublishedTable, lines: set[int]) -> tuple[str, ...]:
+def _notes(checked: CheckedTables, table: PublishedTable) -> tuple[str, ...]:
     constants = [
         f"{quantity} {constant.value} ({constant.origin})"
         for quantity, constant in table.constants.items()
@@ -301,11 +211,7 @@ def _notes(checked: CheckedTables, table: PublishedTable, lines: set[int]) -> tu
     ]
     stated = [f"Constants: {', '.join(constants)}."] if constants else []
     assumed = [f"Assumed: {constant}." for constant in checked.assumed]
-    unknown = [
-        f"{cell.row}: {cell.column} cannot be recomputed, {cell.reason}"
-        for cell in checked.uncheckable
-        if cell.line in lines
-    ]
+    unknown = [f"{cell.row}: {cell.column} cannot be recomputed, {cell.reason}" for cell in checked.uncheckable]
     return (*stated, *assumed, *unknown, *table.notes)
 
 

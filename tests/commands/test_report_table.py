@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from perfscope.commands.report import table_command
 from perfscope.errors import PerfscopeError
+from perfscope.regenerate.published import CheckedCell, check_tables
+from perfscope.regenerate.refresh import ADDED_COLUMNS
 from perfscope.renderers.markdown import render
 from perfscope.report import Report
+from perfscope.sources.published.tables import read_published
+from perfscope.tables.published import Constant, Quantity
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "fixtures" / "published"
+HEADINGS = {column.heading for column in ADDED_COLUMNS.values()}
 
 
 def answer(*arguments: object) -> Report:
@@ -22,14 +26,16 @@ def answer(*arguments: object) -> Report:
     return report
 
 
-def tables(*arguments: object) -> list[dict[str, Any]]:
-    data: Any = answer(*arguments).data
-    found: list[dict[str, Any]] = data["results"]["tables"]
-    return found
+def added(file: str, *names: str) -> list[tuple[object, ...]]:
+    """The rows of a file with added columns: the second cell, and what was added."""
+    options = [word for name in names for word in ("--add", name)]
+    [section] = answer(PUBLISHED / file, *options).sections
+    width = next(place for place, column in enumerate(section.columns) if column.heading in HEADINGS)
+    return [(row[1], *row[width : width + len(names)]) for row in section.rows]
 
 
-def cells(*arguments: object) -> list[dict[str, Any]]:
-    return [cell for table in tables(*arguments) for cell in table["cells"]]
+def cells(path: Path, **constants: Constant) -> tuple[CheckedCell, ...]:
+    return check_tables(read_published(path, {Quantity[name]: value for name, value in constants.items()}).tables).cells
 
 
 def test_every_published_tflops_is_recomputed_by_the_reports_own_formula() -> None:
@@ -45,11 +51,11 @@ def test_every_published_tflops_is_recomputed_by_the_reports_own_formula() -> No
                     seconds = float(row["Time"].rstrip("s"))
                     size, batch, gpus = float(row["Size"].rstrip("B")), int(row["GBS"]), int(row["GPUs"])
                     expected[path.name, line] = size * 4 * 2 * 1024 * batch / (seconds * gpus * 1e3)
-    files = sorted({name for name, _ in expected})
-    found: dict[tuple[str, int], float] = {}
-    for name in files:
-        for cell in cells(folder / name, "--seq-len", "1024", "--checkpointing", "full"):
-            found[name, cell["line"]] = cell["recomputed"]
+    found = {
+        (name, cell.line): float(cell.recomputed)
+        for name in {name for name, _ in expected}
+        for cell in cells(folder / name, SEQ_LEN=Constant(1024, "--seq-len"), PASSES=Constant(4, "--checkpointing"))
+    }
     assert len(expected) == 94
     assert found == pytest.approx(expected, rel=1e-12)
 
@@ -57,9 +63,10 @@ def test_every_published_tflops_is_recomputed_by_the_reports_own_formula() -> No
 def test_the_wrong_cells_of_each_report_are_named() -> None:
     wrong = {
         folder: [
-            (cell["published"], cell["text"], cell["verdict"])
-            for cell in cells(*sorted(path for path in (PUBLISHED / folder).glob(pattern)))
-            if cell["verdict"] != "rounded"
+            (cell.published, cell.text, cell.verdict)
+            for path in sorted((PUBLISHED / folder).glob(pattern))
+            for cell in cells(path)
+            if cell.verdict != "rounded"
         ]
         for folder, pattern in (
             ("bigscience_gpt2", "[!s]*.csv"),
@@ -82,27 +89,28 @@ def test_the_wrong_cells_of_each_report_are_named() -> None:
 
 
 def test_speed_up_and_efficiency_are_added_against_one_gpu() -> None:
-    found = tables(PUBLISHED / "resnet50_mnist/throughput.csv", "--add", "speed-up", "--add", "efficiency")
-    rows = {row["line"]: (row["cells"][1], row["added"]) for row in found[0]["rows"]}
-    assert rows[2] == ("V100", {"speed-up": "1.00", "efficiency": "100.0"})
-    assert rows[10] == ("1 V100 x 4 node", {"speed-up": "2.65", "efficiency": "66.3"})  # 880 / 332 / 4
-    assert rows[20] == ("2 V100 x 4 node", {"speed-up": "1.44", "efficiency": "18.0"})  # 477 / 332 / 8
+    rows = added("resnet50_mnist/throughput.csv", "speed-up", "efficiency")
+    assert rows[0] == ("V100", "1.00", "100.0")
+    assert rows[8] == ("1 V100 x 4 node", "2.65", "66.3")  # 880 / 332 / 4
+    assert rows[18] == ("2 V100 x 4 node", "1.44", "18.0")  # 477 / 332 / 8
 
 
-def test_what_planned_training_times_imply() -> None:
-    path = PUBLISHED / "megatron_deepspeed_gpt/sizes.csv"
-    added = [row["added"]["tflops"] for row in tables(path, "--add", "tflops")[0]["rows"]]
-    # 125e6 x 6 x 2.5e9 / (8 h), 1.3e9 x 8 x 26e9 / (4 GPUs x 8 days); the others state no time
-    assert added == ["65.1", "97.8", None, None]
-
-
-def test_the_speed_of_saves_and_the_share_of_memory() -> None:
-    saves = tables(PUBLISHED / "bigscience_gpt2/save_checkpoint.csv", "--add", "save-speed")
-    added = [row["added"]["save-speed"] for row in saves[0]["rows"]]
-    assert added == ["19.5", "37.7", "37.9", "37.0", "69.9", "117.8", "130.0"]  # 14 bytes x size / time
-    memory = tables(PUBLISHED / "mxnet_bert/memory.csv", "--add", "memory-share")
-    shares = [row["added"]["memory-share"] for row in memory[0]["rows"]]
-    assert shares == ["63.8", "86.8", "92.6", None]  # of 16,160 MiB; the last is OOM
+@pytest.mark.parametrize(
+    ("file", "name", "expected"),
+    [
+        # 125e6 x 6 x 2.5e9 / (8 h), 1.3e9 x 8 x 26e9 / (4 GPUs x 8 days); the others state no time
+        ("megatron_deepspeed_gpt/sizes.csv", "tflops", ["65.1", "97.8", None, None]),
+        # 14 bytes x size / time
+        (
+            "bigscience_gpt2/save_checkpoint.csv",
+            "save-speed",
+            ["19.5", "37.7", "37.9", "37.0", "69.9", "117.8", "130.0"],
+        ),
+        ("mxnet_bert/memory.csv", "memory-share", ["63.8", "86.8", "92.6", None]),  # of 16,160 MiB; the last is OOM
+    ],
+)
+def test_what_follows_from_the_other_columns_is_added(file: str, name: str, expected: list[str | None]) -> None:
+    assert [row[1] for row in added(file, name)] == expected
 
 
 @pytest.mark.parametrize(
