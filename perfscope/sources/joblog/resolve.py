@@ -23,7 +23,7 @@ SKEW = 4
 #: With so many of the last records a copy is compared.
 _COMPARED_RECORDS = 8
 #: The ranks of a job wait for each other in every iteration.
-_MOST_APART = 1.25
+MOST_APART = 1.25
 _FEWEST_UNLIKE = 3
 _KEPT_NUMBERS = 1024
 
@@ -269,4 +269,4 @@ class _Resolver:
         low, high = sorted((times_ns[row], first_ns))
         batches = {samples[row], samples[original]}
         self.compared += 1
-        self.unlike += (ABSENT not in batches and len(batches) > 1) or high > _MOST_APART * low
+        self.unlike += (ABSENT not in batches and len(batches) > 1) or high > MOST_APART * low

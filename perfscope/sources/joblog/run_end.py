@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from perfscope.sources.joblog.progress_bars import DrawnRun
-
 #: An inclusive range of whole numbers.
 Range = tuple[int, int]
 
@@ -47,7 +45,8 @@ class RunEnd:
     @property
     def is_speed_of_planned(self) -> bool:
         """Whether the stated speed fits the planned steps."""
-        return self.of_speed is not None and self.planned is not None and _holds(self.of_speed, self.planned)
+        least, most = self.of_speed or (1, 0)
+        return self.planned is not None and least <= self.planned <= most
 
     def count_steps(self) -> int | str:
         """The steps that the run time is of, or why they are unknown."""
@@ -84,109 +83,13 @@ class RunEnd:
         return NO_STEPS
 
 
-@dataclass(slots=True)
-class EndFigures:
-    """The figures at the end of a log, and what says which steps they are of.
-
-    Attributes:
-        runtime_s: The run time, of the slowest node.
-        samples_per_s, steps_per_s: The speeds, of the slowest node.
-        first_loss, last_loss: Of the dictionaries.
-        mean_loss: Of the run.
-        begin: The step of the last start; None where no line states a start.
-        examples, epoch_steps: Of the start-up block.
-        first_epoch, second_epoch: Of the first dictionaries.
-        last_epoch: Of the final dictionary.
-        is_short: Figures are printed with four digits, as transformers 5 does.
-        has_evaluations: There was one since the last start, before the end.
-    """
-
-    runtime_s: float | None = None
-    samples_per_s: float | None = None
-    steps_per_s: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
-    mean_loss: float | None = None
-    begin: int | None = None
-    examples: int | None = None
-    epoch_steps: int | None = None
-    first_epoch: float | None = None
-    second_epoch: float | None = None
-    last_epoch: float | None = None
-    is_short: bool = False
-    has_evaluations: bool = False
-
-    def on_start(self) -> None:
-        """Training starts, at the first step unless a line says otherwise."""
-        self.begin, self.examples, self.epoch_steps = 0, None, None
-        if self.runtime_s is None:
-            self.has_evaluations = False
-
-    def on_resume(self, step: int) -> None:
-        """Training goes on from a step: a run time that was stated before is of an earlier start."""
-        self.begin = step
-        self.runtime_s = self.samples_per_s = self.steps_per_s = None
-        self.has_evaluations = False
-
-    def on_evaluation(self) -> None:
-        """An evaluation; those behind the end are in no run time."""
-        self.has_evaluations |= self.runtime_s is None
-
-    def add_epoch(self, epoch: float | None) -> None:
-        """Keep the first two epochs that differ."""
-        if self.first_epoch is None:
-            self.first_epoch = epoch
-        elif self.second_epoch is None and epoch is not None and epoch > self.first_epoch:
-            self.second_epoch = epoch
-
-    def add_loss(self, loss: float | None) -> None:
-        """Keep the first and the last loss."""
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        self.last_loss = self.last_loss if loss is None else loss
-
-    def set_speeds(self, samples_per_s: float | None, steps_per_s: float | None) -> None:
-        """Set what the end states; the slowest node counts."""
-        if samples_per_s is not None and samples_per_s > 0:
-            before = self.samples_per_s
-            self.samples_per_s = samples_per_s if before is None else min(samples_per_s, before)
-        if steps_per_s is not None and steps_per_s > 0:
-            before = self.steps_per_s
-            self.steps_per_s = steps_per_s if before is None else min(steps_per_s, before)
-
-    def find_end(self, runtime_s: float, planned: int | None, batch: int | None, drawn: DrawnRun | None) -> RunEnd:
-        """Gather what is known; ``batch`` is the samples of a step, ``drawn`` what the bar shows."""
-        begin, reached = self.begin, None
-        if drawn is not None:
-            reached = (drawn.reached, drawn.reached)
-            begin = drawn.begin if begin is None else begin
-        else:
-            reached = self._reached(batch)
-            begin = 0 if begin is None and not self._goes_on() else begin
-        speed = self.steps_per_s
-        of_speed = None if speed is None else steps_of_speed(speed, runtime_s, is_short=self.is_short)
-        return RunEnd(of_speed, planned, begin, reached)
-
-    def _reached(self, batch: int | None) -> Range | None:
-        if self.last_epoch is None:
-            return None
-        if self.epoch_steps is not None:
-            return steps_of_epoch(self.last_epoch, self.epoch_steps, self.epoch_steps)
-        if not batch or self.examples is None:
-            return None
-        return steps_of_epoch(self.last_epoch, self.examples // batch, ceil(self.examples / batch))
-
-    def _goes_on(self) -> bool:
-        if is_part_of_losses(self.mean_loss, self.first_loss, self.last_loss):
-            return True
-        first, second = self.first_epoch, self.second_epoch
-        return first is not None and second is not None and goes_on(first, second)
-
-
-def steps_of_speed(steps_per_s: float, runtime_s: float, *, is_short: bool = False) -> Range | None:
+def steps_of_speed(steps_per_s: float | None, runtime_s: float, *, is_short: bool = False) -> Range | None:
     """The steps that give a rounded speed; None where no whole number does.
 
     Run times have four decimals; ``is_short`` is for figures of four digits.
     """
+    if steps_per_s is None:
+        return None
     half = _half_a_digit(steps_per_s, is_short=is_short)
     half_s = _half_a_digit(runtime_s, is_short=True) if is_short else _HALF_A_RUNTIMES_DIGIT
     least = max(ceil((steps_per_s - half) * (runtime_s - half_s)), 1)
@@ -195,7 +98,6 @@ def steps_of_speed(steps_per_s: float, runtime_s: float, *, is_short: bool = Fal
 
 
 def _half_a_digit(value: float, *, is_short: bool) -> float:
-    """By how much a speed or a run time may be rounded."""
     if not is_short or value <= 0:
         return _HALF_A_PRINTED_DIGIT
     return float(max(_HALF_A_PRINTED_DIGIT, 0.5 * 10.0 ** (floor(log10(value)) - _DIGITS + 1)))
@@ -219,7 +121,3 @@ def is_part_of_losses(mean: float | None, first: float | None, last: float | Non
     if mean is None or first is None or last is None or min(first, last) <= 0:
         return False
     return mean < _OF_ALL_LOSSES * min(first, last)
-
-
-def _holds(steps: Range, number: int) -> bool:
-    return steps[0] <= number <= steps[1]

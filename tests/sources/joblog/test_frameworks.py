@@ -132,25 +132,6 @@ class TestHuggingFace:
         assert [log.number(name) for name in ("gbs", "mbs", "gas")] == [224, 8, 4]
         assert log.number("parameters") == 7_615_616_512
 
-    def test_another_size_of_gpt2_is_its_overridden_configuration(self, tmp_path: Path) -> None:
-        shell = "+ CMD='--config_overrides n_embd=1,n_layer=1'\n"
-        config = (
-            '  "n_embd": 768,\n  "vocab_size": 50257\n'
-            "INFO:__main__:Overriding config: n_embd=7168,n_head=32,n_layer=40,n_positions=1024,gradient_checkpointing=true\n"
-        )
-        log = read(
-            tmp_path,
-            shell,
-            config,
-            self.START.replace("  Number of trainable parameters = 7,615,616,512\n", ""),
-            self.END,
-        )
-        names = ("hidden", "layers", "heads", "seq_len", "vocab")
-        assert [log.number(name) for name in names] == [7168, 40, 32, 1024, 50257]
-        fact = log.fact("checkpointing")
-        assert fact is not None
-        assert fact.value == "full"
-
     def test_the_slowest_node_counts(self, tmp_path: Path) -> None:
         log = read(tmp_path, self.START, self.END, self.END.replace("250.0", "275.0"), self.END)
         assert seconds(log) == [11.0]

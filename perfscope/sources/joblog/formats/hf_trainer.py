@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import ceil
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts
 from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
 from perfscope.sources.joblog.progress_bars import ProgressBars
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.run_end import EVALUATIONS, EndFigures
+from perfscope.sources.joblog.resolve import MOST_APART
+from perfscope.sources.joblog.run_end import (
+    EVALUATIONS,
+    Range,
+    RunEnd,
+    goes_on,
+    is_part_of_losses,
+    steps_of_epoch,
+    steps_of_speed,
+)
 from perfscope.sources.joblog.text import LARGEST, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
@@ -27,7 +37,6 @@ _FRAMEWORK = "hf-trainer"
 
 _START_VALUES = {
     b"Num examples": "examples",
-    b"Num Epochs": "epochs",
     b"Instantaneous batch size per device": "mbs",
     b"Total train batch size": "gbs",
     b"Gradient Accumulation steps": "gas",
@@ -35,15 +44,12 @@ _START_VALUES = {
 }
 #: The evaluation prints the others, too.
 _OF_ONE_RUN = {"gbs", "train_iterations"}
-_GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_positions": "seq_len"}
-_SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
 _EPOCH = re.compile(rb"'epoch':\s*'?([\d.]{1,20})")
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
-_MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
 _PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
 
 
@@ -52,29 +58,48 @@ class _State(FormatState):
     """What is collected over the lines of one run.
 
     Attributes:
-        end: The figures of the end, and what says which steps they are of.
-        vocabulary: Of the configuration that was printed last.
         bars: The progress bars without a name.
         imitates: Another framework prints the Trainer's lines.
+        runtime_s, samples_per_s, steps_per_s: Of the slowest node.
+        mean_loss: Of the run; the others are of the dictionaries.
+        begin: The step of the last start; None where no line states a start.
+        epochs: The first two that differ, of the dictionaries.
+        is_short: Figures are printed with four digits, as transformers 5 does.
+        has_evaluations: There was one since the last start, before the end.
     """
 
-    end: EndFigures = field(default_factory=EndFigures)
-    vocabulary: int | None = None
     bars: ProgressBars = field(default_factory=ProgressBars)
     imitates: bool = False
+    runtime_s: float | None = None
+    samples_per_s: float | None = None
+    steps_per_s: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    mean_loss: float | None = None
+    begin: int | None = None
+    examples: int | None = None
+    epoch_steps: int | None = None
+    epochs: list[float] = field(default_factory=list)
+    last_epoch: float | None = None
+    is_short: bool = False
+    has_evaluations: bool = False
 
 
 def _on_start(state: _State, _line: LineMatch) -> None:
-    state.end.on_start()
+    state.begin, state.examples, state.epoch_steps = 0, None, None
+    state.has_evaluations &= state.runtime_s is not None
     state.log.on_restart()
 
 
 def _on_resume(state: _State, line: LineMatch) -> None:
-    state.end.on_resume(int(line[1]))
+    """A run time that was stated before is of an earlier start."""
+    state.begin = int(line[1])
+    state.runtime_s = state.samples_per_s = state.steps_per_s = None
+    state.has_evaluations = False
 
 
 def _on_epoch_steps(state: _State, line: LineMatch) -> None:
-    state.end.epoch_steps = int(line[1].replace(b",", b""))
+    state.epoch_steps = int(line[1].replace(b",", b""))
 
 
 def _on_start_value(state: _State, line: LineMatch) -> None:
@@ -83,31 +108,15 @@ def _on_start_value(state: _State, line: LineMatch) -> None:
     state.log.set_count(name, line[2], "log")
     after = state.log.count(name)
     if name == "train_iterations":  # evaluations print their examples, but not this line
-        state.end.examples = state.log.count("examples")
-    if state.end.runtime_s is not None and name in _OF_ONE_RUN and before is not None and after != before:
+        state.examples = state.log.count("examples")
+    if state.runtime_s is not None and name in _OF_ONE_RUN and before is not None and after != before:
         what = line[1].decode().removeprefix("Total ")
         state.log.on_two_jobs(f"the log is of two trainings, with {before} and {after} {what}")
 
 
-def _on_overridden_config(state: _State, line: LineMatch) -> None:
-    """``Overriding config: n_embd=7168,n_layer=40,n_positions=1024``: GPT-2 in another size; its length is the most."""
-    log = state.log
-    for name, value in _SETTING.findall(line[1]):
-        if name in _GPT2:
-            log.set_count(_GPT2[name], value, "log")
-        elif name == b"gradient_checkpointing":
-            log.set_fact("checkpointing", "full" if value.lower() == b"true" else "none", "log")
-    if state.vocabulary is not None:
-        log.set_fact("vocab", state.vocabulary, "log")
-
-
-def _on_vocabulary(state: _State, line: LineMatch) -> None:
-    state.vocabulary = int(line[1])
-
-
 def _on_evaluation(state: _State, _line: LineMatch) -> None:
     state.bars.on_disturbance(Disturbance.EVALUATION)
-    state.end.on_evaluation()
+    state.has_evaluations |= state.runtime_s is None  # those after the end are in no run time
 
 
 def _on_save(state: _State, _line: LineMatch) -> None:
@@ -134,33 +143,40 @@ def _on_bar(state: _State, line: LineMatch) -> None:
 
 def _on_losses(state: _State, line: LineMatch) -> None:
     """``{'loss': 2.075, ..., 'epoch': 0.04}``; the first and the last loss, and the first epochs, are kept."""
-    text, end = line[0], state.end
+    text = line[0]
     epoch, loss = _EPOCH.search(text), _LOSS.search(text)
     if b"'epoch':" in text:
         state.log.frameworks.add(_FRAMEWORK)
         state.bars.on_losses()
-    if epoch and end.second_epoch is None:
-        end.add_epoch(parse_number(epoch[1]))
-    if loss:
-        end.add_loss(parse_number(loss[1]))
+    number = parse_number(epoch[1]) if epoch and len(state.epochs) <= 1 else None
+    if number is not None and (not state.epochs or number > state.epochs[0]):
+        state.epochs.append(number)
+    value = parse_number(loss[1]) if loss else None
+    state.first_loss = value if state.first_loss is None else state.first_loss
+    state.last_loss = state.last_loss if value is None else value
 
 
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
     """The last dictionary; each node prints one, with nearly the same values."""
     values = parse_numbers(_KEY.findall(line[0]))
-    state.end.is_short = _QUOTED in line[0]
-    state.end.last_epoch = values.get(b"epoch", state.end.last_epoch)
+    state.is_short = _QUOTED in line[0]
+    state.last_epoch = values.get(b"epoch", state.last_epoch)
     _set_runtime(state, values.get(b"train_runtime"))
-    state.end.mean_loss = values.get(b"train_loss", state.end.mean_loss)
-    state.end.set_speeds(values.get(b"train_samples_per_second"), values.get(b"train_steps_per_second"))
+    state.mean_loss = values.get(b"train_loss", state.mean_loss)
+    state.samples_per_s = _slowest(state.samples_per_s, values.get(b"train_samples_per_second"))
+    state.steps_per_s = _slowest(state.steps_per_s, values.get(b"train_steps_per_second"))
+
+
+def _slowest(before: float | None, speed: float | None) -> float | None:
+    return before if speed is None or speed <= 0 else min(speed, before or speed)
 
 
 def _on_final_block(state: _State, line: LineMatch) -> None:
     """``train_runtime = 0:14:31.66`` of the ``train metrics`` block: hours, minutes, seconds."""
     if line[1] == b"train_samples_per_second":
-        state.end.set_speeds(parse_number(line[2]), None)
+        state.samples_per_s = _slowest(state.samples_per_s, parse_number(line[2]))
     elif line[1] == b"train_steps_per_second":
-        state.end.set_speeds(None, parse_number(line[2]))
+        state.steps_per_s = _slowest(state.steps_per_s, parse_number(line[2]))
     elif clock := _CLOCK.fullmatch(line[2].strip()):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         _set_runtime(state, ((days * 24 + hours) * 60 + minutes) * 60 + seconds)
@@ -169,11 +185,10 @@ def _on_final_block(state: _State, line: LineMatch) -> None:
 def _set_runtime(state: _State, runtime_s: float | None) -> None:
     if runtime_s is None or not 0 < runtime_s < LARGEST:
         return
-    before_s = runtime_s if state.end.runtime_s is None else state.end.runtime_s
-    low, high = sorted((runtime_s, before_s))
-    if high > _MOST_BETWEEN_NODES * low:
+    low, high = sorted((runtime_s, state.runtime_s or runtime_s))
+    if high > MOST_APART * low:
         state.log.on_two_jobs(f"the log is of two trainings, of {low:g} and {high:g} s")
-    state.end.runtime_s = high
+    state.runtime_s = high
 
 
 def _close(state: _State) -> None:
@@ -187,31 +202,26 @@ def _close(state: _State) -> None:
     total = state.bars.training_total(log.count("train_iterations"))
     if total is not None:
         state.bars.add_records(total, log.series_of(BAR))
-    if state.end.first_loss is not None:
-        log.set_fact("first_loss", state.end.first_loss, "records")
-    if state.end.runtime_s is not None:
-        _add_run(state, state.end.runtime_s, total)
+    if state.first_loss is not None:
+        log.set_fact("first_loss", state.first_loss, "records")
+    if state.runtime_s is not None:
+        _add_run(state, state.runtime_s, total)
 
 
 def _add_run(state: _State, runtime_s: float, bar_length: int | None) -> None:
-    log, figures = state.log, state.end
-    drawn = None if bar_length is None else state.bars.last_start(bar_length)
-    planned = log.count("train_iterations")
-    batch = log.count("gbs")
-    end = figures.find_end(runtime_s, bar_length if planned is None else planned, batch, drawn)
-    if figures.has_evaluations:
+    log, end, speed = state.log, _find_end(state, runtime_s, bar_length), state.steps_per_s
+    if state.has_evaluations:
         log.add_remark("evaluations", EVALUATIONS)
     steps = end.count_steps()
-    samples_per_s = end.samples_per_s(figures.samples_per_s, steps)
-    record = Record(samples_per_s=samples_per_s)
-    record.loss = figures.mean_loss if figures.last_loss is None else figures.last_loss
+    samples_per_s = end.samples_per_s(state.samples_per_s, steps)
+    record = Record(samples_per_s=samples_per_s, loss=state.mean_loss if state.last_loss is None else state.last_loss)
     if isinstance(steps, int):
         record.iteration = (end.begin or 0) + steps
         record.wall_ns = round(runtime_s / steps * NS_PER_S)
         if end.planned is None:
             log.set_fact("train_iterations", steps, "records")
-    elif end.is_speed_of_done and figures.steps_per_s is not None and figures.steps_per_s >= _PRECISE_STEPS_PER_S:
-        record.wall_ns = round(NS_PER_S / figures.steps_per_s)
+    elif end.is_speed_of_done and speed is not None and speed >= _PRECISE_STEPS_PER_S:
+        record.wall_ns = round(NS_PER_S / speed)
         log.set_fact("unnumbered_runs", 1, "records")
     else:
         log.add_remark("steps-unknown", str(steps))
@@ -219,9 +229,38 @@ def _add_run(state: _State, runtime_s: float, bar_length: int | None) -> None:
         if samples_per_s is not None:
             log.set_fact("stated_samples_per_s", samples_per_s, "log")
         return
-    series = log.series_of(RUN)
-    series.add(record)
-    series.stated_interval = steps if isinstance(steps, int) else None
+    log.add(RUN, record, None, stated_interval=steps if isinstance(steps, int) else None)
+
+
+def _find_end(state: _State, runtime_s: float, bar_length: int | None) -> RunEnd:
+    begin, planned = state.begin, state.log.count("train_iterations")
+    if bar_length is not None:
+        drawn = state.bars.last_start(bar_length)
+        reached: Range | None = (drawn.reached, drawn.reached)
+        begin = drawn.begin if begin is None else begin
+    else:
+        reached = _reached(state)
+        begin = 0 if begin is None and not _goes_on(state) else begin
+    of_speed = steps_of_speed(state.steps_per_s, runtime_s, is_short=state.is_short)
+    return RunEnd(of_speed, bar_length if planned is None else planned, begin, reached)
+
+
+def _reached(state: _State) -> Range | None:
+    batch = state.log.count("gbs")
+    if state.last_epoch is None:
+        return None
+    if state.epoch_steps is not None:
+        return steps_of_epoch(state.last_epoch, state.epoch_steps, state.epoch_steps)
+    if not batch or state.examples is None:
+        return None
+    return steps_of_epoch(state.last_epoch, state.examples // batch, ceil(state.examples / batch))
+
+
+def _goes_on(state: _State) -> bool:
+    """Whether training began before the lines of the log."""
+    if is_part_of_losses(state.mean_loss, state.first_loss, state.last_loss):
+        return True
+    return len(state.epochs) > 1 and goes_on(*state.epochs)
 
 
 def _set_replicas(state: _State) -> None:
@@ -252,8 +291,6 @@ _RULES: tuple[LineRule[_State], ...] = (
         _on_epoch_steps,
         identifies=False,
     ),
-    LineRule(b"Overriding config: ", rb"Overriding config: (\S+)", _on_overridden_config),
-    LineRule(b'"vocab_size": ', rb'"vocab_size": (\d{1,15})', _on_vocabulary, identifies=False),
     LineRule(b"'eval_runtime':", rb"'eval_runtime':", _on_evaluation, identifies=False),
     LineRule(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation, identifies=False),
     LineRule(b"Saving model checkpoint to", rb"Saving model checkpoint to", _on_save, identifies=False),

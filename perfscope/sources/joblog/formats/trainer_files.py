@@ -115,8 +115,7 @@ def _add_run(state: _State, reached: int) -> None:
     record = Record(reached, loss=state.last_loss)
     steps: int | str = reached
     if state.runtime_s is not None:
-        speed = state.steps_per_s
-        of_speed = None if speed is None else steps_of_speed(speed, state.runtime_s)
+        of_speed = steps_of_speed(state.steps_per_s, state.runtime_s)
         is_part = is_part_of_losses(state.mean_loss, state.first_loss, state.last_loss)
         end = RunEnd(of_speed, state.max_steps, None if is_part else 0, (reached, reached))
         steps = end.count_steps()
