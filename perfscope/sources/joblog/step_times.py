@@ -14,10 +14,15 @@ from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.log_format import LineMatch
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.resolve import SKEW
+from perfscope.sources.joblog.resolve import MOST_APART, SKEW
 
 _PRECISE = 20
 _USABLE = 5
+
+
+def are_alike(first_ns: int, second_ns: int) -> bool:
+    """Whether two sources can have timed the same steps."""
+    return max(first_ns, second_ns) <= MOST_APART * min(first_ns, second_ns)
 
 
 def add_dated(log: JobLogBuilder, source: str, line: LineMatch, record: Record, stamp_ns: int | None = None) -> None:

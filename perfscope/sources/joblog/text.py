@@ -233,3 +233,10 @@ def parse_resolution(text: bytes) -> float:
     (0.1, 1.0, 0.01)
     """
     return float(10 ** -len(text.strip().partition(b".")[2]))
+
+
+def only_integer(value: float, error: float) -> int | None:
+    """The one positive integer within an error of a value; None where there is none, or several."""
+    nearest = round(value)
+    distance = abs(value - nearest)
+    return nearest if nearest > 0 and distance <= error < 1 - distance else None

@@ -16,7 +16,7 @@ from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, disturbs
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import ElapsedClock
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.text import only_integer, parse_number
 from perfscope.tables.joblog import Disturbance
 
 DATES = "dates of Automodel's lines"
@@ -37,8 +37,8 @@ def _on_step(state: _State, line: LineMatch) -> None:
     log.add(SPEED, record, line.label, clock_runs_on=True)
     log.add_memory(GIB, allocated=parse_number(line["memory"]))
     if total and single:
-        gpus = round(total / single)
-        if gpus and abs(total / single / gpus - 1) < 0.01 / total + 0.01 / single < 0.5 / gpus:
+        gpus = only_integer(total / single, total / single * (0.005 / total + 0.005 / single))
+        if gpus is not None:
             log.set_fact("gpus", gpus, "records")
     if stamp_ns is not None:
         state.clock.add(log, copy(record), stamp_ns, NS_PER_S, label=line.label)

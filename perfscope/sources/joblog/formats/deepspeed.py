@@ -1,9 +1,8 @@
 """DeepSpeed since 0.3: the lines that its engine prints under any framework.
 
 ``SamplesPerSec`` of 0.3, and ``RunningAvgSamplesPerSec`` today, is the mean since the third step, not the current
-speed; the speed since the previous line is computed from two such means. Figures that vary too much for a running mean
-are used as printed. It counts samples of the whole job. With gradient accumulation some versions count micro-steps, so
-the figure is compared with every other source in the log.
+speed; the speed since the previous line is computed from two such means. It counts samples of the whole job. With
+gradient accumulation some versions count micro-steps, so the figure is compared with every other source in the log.
 
 The ``world_size`` of its configuration is the size of the data-parallel group.
 """
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-
-import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog import timer_lines
@@ -26,10 +23,11 @@ from perfscope.sources.joblog.log_format import (
     WriterRole,
     counts,
     ignore_line,
+    on_restart,
 )
-from perfscope.sources.joblog.records import Record, RecordSeries
-from perfscope.sources.joblog.step_times import add_dated
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.step_times import add_dated, are_alike
+from perfscope.sources.joblog.text import only_integer, parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 #: The source of step times that come from the dates of the step lines.
@@ -38,12 +36,7 @@ STEPS = "dates of DeepSpeed's step lines"
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """What is collected over several of DeepSpeed's lines.
-
-    Attributes:
-        last_mean: Step and samples a second of the last line that prints a running mean.
-        largest_rank, largest_stage: Of the ranks that print their pipeline stage.
-    """
+    """The step and the running mean of the last line that prints one, and the largest rank and pipeline stage."""
 
     last_mean: tuple[int, float] | None = None
     largest_rank: int = 0
@@ -55,7 +48,6 @@ _SETTINGS = {
     b"train_micro_batch_size_per_gpu": "mbs",
     b"gradient_accumulation_steps": "gas",
     b"zero_optimization_stage": "zero_stage",
-    b"steps_per_print": "steps_per_print",
     b"world_size": "dp",
 }
 _PRECISIONS = {b"fp16_enabled": "fp16", b"float16_enabled": "fp16", b"bfloat16_enabled": "bf16"}
@@ -150,13 +142,7 @@ _SAVES_RULES: tuple[LineRule[_State], ...] = (
 THROUGHPUT = "batch / SamplesPerSec"
 PIPELINE = "DeepSpeed's pipeline: iter time"
 
-_AS_PRINTED = "SamplesPerSec as it is printed"
 _UNTIMED_STEPS = 2
-_HALF_A_MS = 0.0005
-_SURE = 0.4
-_FEWEST_LINES = 12
-_SETTLED = 0.6
-_ALIKE = 0.25
 
 
 def _on_throughput(state: _State, line: LineMatch) -> None:
@@ -166,7 +152,6 @@ def _on_throughput(state: _State, line: LineMatch) -> None:
         state.log.unreadable += 1
         return
     if current is None:
-        state.log.series_of(_AS_PRINTED).add(Record(iteration=step, samples_per_s=mean), line.label)
         current = _since_last(state, step, mean) if line["epoch"] in (b"", b"0") else mean
     state.log.series_of(THROUGHPUT).add(Record(iteration=step, samples_per_s=current), line.label)
 
@@ -188,16 +173,12 @@ def _on_pipeline_step(state: FormatState, line: LineMatch) -> None:
         return
     record = Record(int(line["step"]), round(seconds * NS_PER_S), samples_per_s=speed, loss=parse_number(line["loss"]))
     if speed is not None and speed > 0:
-        _sharpen(state, record, seconds, speed)
+        # Batch = time x speed, where the time's digits leave a single integer; the speed has more digits.
+        batch = only_integer(seconds * speed, parse_resolution(line["seconds"]) / 2 * speed)
+        if batch is not None:
+            record.samples, record.wall_ns = batch, round(batch / speed * NS_PER_S)
+            state.log.set_fact("gbs", batch, "records")
     state.log.series_of(PIPELINE).add(record, line.label)
-
-
-def _sharpen(state: FormatState, record: Record, seconds: float, speed: float) -> None:
-    """Batch = time x speed, where the time's three decimals leave a single integer; the speed has more digits."""
-    batch = round(seconds * speed)
-    if batch > 0 and _HALF_A_MS * speed < _SURE and abs(batch / speed - seconds) <= _HALF_A_MS * 1.01:
-        record.samples, record.wall_ns = batch, round(batch / speed * NS_PER_S)
-        state.log.set_fact("gbs", batch, "records")
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
@@ -205,19 +186,11 @@ def _on_step(state: _State, line: LineMatch) -> None:
     state.log.set_fact("skipped_total", int(line[2]), "log")
 
 
-def _on_start(state: FormatState, line: LineMatch) -> None:
-    state.log.set_fact("deepspeed_version", line[1].decode(errors="replace"), "log")
-    state.log.on_restart()
-
-
 def _conclude(state: _State) -> None:
     """Make times of the throughput, and do not trust them where micro-steps may have been counted."""
     log = state.log
     if THROUGHPUT not in log.series:
         return
-    printed = log.series.pop(_AS_PRINTED, None)
-    if printed is not None and not _are_running_means(printed):
-        log.series[THROUGHPUT] = printed
     batch = _find_global_batch(log)
     if batch is not None:
         log.series[THROUGHPUT].batch = batch
@@ -235,22 +208,11 @@ def _find_global_batch(log: JobLogBuilder) -> int | None:
     return micro * replicas * (log.count("gas") or 1) if replicas else None
 
 
-def _are_running_means(printed: RecordSeries) -> bool:
-    """Whether the figures are running means, which change less and less: each step has a smaller share in them."""
-    if len(printed) < _FEWEST_LINES:
-        return True
-    speeds = printed.iterations().samples_per_s.compressed()
-    moves = np.abs(np.diff(speeds))
-    third = len(moves) // 3
-    early, late = float(moves[:third].mean()), float(moves[-third:].mean())
-    return late <= _SETTLED * early
-
-
 def _is_confirmed(median_times: dict[str, int]) -> bool:
     """Whether nothing else is timed, or something gives about the same time: the error would be the accumulation."""
     doubtful = median_times.pop(THROUGHPUT, 0)
     trusted = median_times.values()
-    return not trusted or any(abs(time - doubtful) <= _ALIKE * doubtful for time in trusted)
+    return not trusted or any(are_alike(time, doubtful) for time in trusted)
 
 
 _STEP_RULES: tuple[LineRule[_State], ...] = (
@@ -270,7 +232,7 @@ _STEP_RULES: tuple[LineRule[_State], ...] = (
         begin=(b"steps: ",),
     ),
     LineRule(b", skipped=", rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), ", _on_step),
-    LineRule(b"DeepSpeed info: version=", rb"DeepSpeed info: version=([^,\s]+)", _on_start),
+    LineRule(b"DeepSpeed info: version=", rb"DeepSpeed info: version=", on_restart),
     LineRule(b"[launch.py:", rb"\[launch\.py:", ignore_line),
     LineRule(b"DeepSpeedEngine", rb"DeepSpeedEngine", ignore_line),
     LineRule(b"Initializing torch distributed with backend", rb"init_distributed\]", ignore_line),

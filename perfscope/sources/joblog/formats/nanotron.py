@@ -13,14 +13,13 @@ import re
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.text import only_integer, parse_number
 
 SOURCE = "nanotron's time of one iteration"
 
 _UNITS = {b"K": 3, b"M": 6, b"G": 9, b"B": 9, b"T": 12}
 _CELL = re.compile(rb"\| (\w{1,40}): ([\d.eE+-]{1,20}[KMGBTPE]?)(?=\s|$)")
 _DIGITS = 3
-_SURE = 0.3
 
 
 def _on_iteration(state: FormatState, line: LineMatch) -> None:
@@ -60,9 +59,9 @@ def _set_gpus(state: FormatState, record: Record) -> None:
     if not total or not single:
         return
     quotient = total / single
-    error = quotient * (_resolution(total) / total + _resolution(single) / single) / 2
-    if error < _SURE and abs(quotient - round(quotient)) <= error:
-        state.log.set_fact("gpus", round(quotient), "records")
+    gpus = only_integer(quotient, quotient * (_resolution(total) / total + _resolution(single) / single) / 2)
+    if gpus is not None:
+        state.log.set_fact("gpus", gpus, "records")
 
 
 def _parse(text: bytes) -> float | None:
