@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import platform
+import socket
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
-from perfscope.hooks.facts.identity import describe_rank
-from perfscope.hooks.facts.launched_rank import rank_and_world_size
-from perfscope.hooks.facts.secrets import redact_text
+from perfscope.hooks.facts.launched_rank import describe_startup, rank_and_world_size
+from perfscope.hooks.facts.secrets import redact_arguments, redact_text
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.late_writer import LateWriter
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.record_files import RecordFile, replace_file
 from perfscope.hooks.side_process import start_once_a_node
-from perfscope.wire.records import NoteRecord, to_file, to_line
+from perfscope.wire.records import NoteRecord, RankRecord, to_file, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from perfscope.hooks.config import Config
     from perfscope.hooks.facts.layout import LayoutDocument, Lines
     from perfscope.hooks.watch.watch import Watch
-    from perfscope.wire.records import RankRecord
 
 
 class Recorder:
@@ -165,3 +167,54 @@ def start_sampler(config: Config) -> None:
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml", "sampler.py")
     arguments = (str(config.nvml_path), str(config.nvml_hz), str(os.getpid()))
     start_once_a_node("nvml", config.run_dir, os.path.join(config.run_dir, wire.NVML_FOLDER), script, arguments)
+
+
+def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:
+    """Who a rank is: its process, host and device; facts that are not known yet are left out."""
+    torch = sys.modules.get("torch")
+    deepspeed = sys.modules.get("deepspeed")
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return RankRecord(
+        rank=rank,
+        world_size=world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        wall_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        python=platform.python_version(),
+        torch=getattr(torch, "__version__", None),
+        deepspeed=getattr(deepspeed, "__version__", None),
+        argv=tuple(redact_arguments(sys.argv)),
+        run_id=run_id,
+        rendezvous=f"{host}:{port}" if host and port else None,
+        **describe_startup(),
+        **_describe_device(torch),
+    )
+
+
+def _describe_device(torch: Any) -> dict[str, Any]:
+    if torch is None:
+        return {}
+    variables = {"visible_devices": "CUDA_VISIBLE_DEVICES", "device_order": "CUDA_DEVICE_ORDER"}
+    device: dict[str, Any] = {field: os.environ[name] for field, name in variables.items() if name in os.environ}
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {**device, "device_type": "cpu"}
+    index = torch.cuda.current_device()
+    device |= {
+        "device_type": "cuda",
+        "device_name": torch.cuda.get_device_properties(index).name,
+        "device_index": index,
+    }
+    uuid = _uuid(torch, index)
+    if uuid is not None:
+        device["device_uuid"] = uuid
+        used = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(index) > 0]
+        if len(used) > 1:
+            device["device_uuids"] = tuple(_uuid(torch, index) for index in used)
+    return device
+
+
+def _uuid(torch: Any, index: int) -> str | None:
+    """The device's UUID; None before torch 2.4, which does not report it."""
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"

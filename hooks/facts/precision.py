@@ -115,12 +115,8 @@ def float32_products(torch: Any) -> str | None:
     ):
         if precision in ("tf32", "ieee"):
             return "tf32" if precision == "tf32" else "fp32"
-    getter = getattr(torch, "get_float32_matmul_precision", None)
-    precision = value_or_none(getter) if getter is not None else None
-    if precision is not None:
-        return "fp32" if precision == "highest" else "tf32"
-    allowed = value_or_none(lambda: matmul.allow_tf32)
-    return None if allowed is None else "tf32" if allowed else "fp32"
+    precision = value_or_none(torch.get_float32_matmul_precision)
+    return None if precision is None else "fp32" if precision == "highest" else "tf32"
 
 
 def find_products(output: object) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.launched_rank import note_moment
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
-from perfscope.hooks.frameworks.wrapping import argument, report_first_call, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, report_recomputation, wrap_functions
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER, FIRST_LOOKS, TRACERS, subclasses
 
@@ -207,14 +207,10 @@ def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
 
 def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
     """Notice that layers are recomputed, in either of PyTorch's two ways."""
-
-    def report() -> None:
-        capture.on_recompute()  # to look it up any earlier would begin the capture
-
-    report_first_call(module.CheckpointFunction, "forward", report)
+    report_recomputation(module.CheckpointFunction, "forward", capture)
     frame = getattr(module, "_CheckpointFrame", None)  # absent in old versions
     if frame is not None:
-        report_first_call(frame, "__init__", report)
+        report_recomputation(frame, "__init__", capture)
 
 
 def patch_profiler(module: ModuleType, capture: Capture) -> None:

@@ -77,8 +77,8 @@ def _replace_in_packages(module: Any, name: str, original: object) -> None:
             setattr(loaded, name, getattr(module, name))
 
 
-def report_first_call(owner: Any, name: str, report: Callable[[], object]) -> None:
-    """Call ``report()`` ahead of the first call of a function; it must be guarded itself."""
+def report_recomputation(owner: Any, name: str, capture: Capture) -> None:
+    """Report a recomputation of activations ahead of the first call of a function."""
     original = getattr(owner, name)
     is_reported = False
 
@@ -87,7 +87,7 @@ def report_first_call(owner: Any, name: str, report: Callable[[], object]) -> No
         nonlocal is_reported
         if not is_reported:
             is_reported = True
-            report()
+            capture.on_recompute()
         return original(*args, **kwargs)
 
     _replace(owner, name, call)
@@ -100,9 +100,7 @@ def report_first_outputs(capture: Capture) -> Callable[[object], None]:
     def report(output: object) -> None:
         nonlocal is_wanted
         if is_wanted:
-            is_wanted = bool(capture.wants_output)
-            if is_wanted:
-                capture.on_model_output(output)
+            is_wanted = capture.on_model_output(output) is not False
 
     return report
 

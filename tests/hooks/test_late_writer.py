@@ -9,12 +9,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from perfscope.hooks import late_writer
-from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
+from perfscope.hooks.late_writer import PERIOD_S, LateWriter
 from perfscope.hooks.record_files import RecordFile
 from perfscope.wire.records import StepRecord, to_line
 
@@ -33,13 +32,9 @@ def wait_for_turn(writer: LateWriter) -> None:
     assert writer._spent_ns
 
 
-def opened(file: Path) -> RecordFile:
-    return RecordFile(str(file))
-
-
 def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) -> None:
     writer = LateWriter()
-    steps = opened(file)
+    steps = RecordFile(str(file))
     for step in (1, 2):
         writer.add(steps, to_line, StepRecord(step, 10 * step, "optimizer", skipped=True))
     assert file.read_bytes() == b""
@@ -55,12 +50,7 @@ def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) 
 
 
 def test_a_full_disk_ends_it_with_the_next_record() -> None:
-    writer = LateWriter()
-    full = RecordFile("/dev/full")
-    writer.add(full, to_line, StepRecord(1, 1, "optimizer"))
-    with pytest.raises(OSError, match="No space left"):
-        writer.flush()
-    writer = LateWriter()
+    writer, full = LateWriter(), RecordFile("/dev/full")
     writer.add(full, to_line, StepRecord(1, 1, "optimizer"))
     until_s = time.monotonic() + LONGEST_S
     while writer.error is None and time.monotonic() < until_s:
@@ -91,23 +81,10 @@ def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) 
     assert len(records) <= 101
 
 
-def test_turns_are_rarer_when_training_has_gone_on_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = list[float]()
-    writer = LateWriter()
-
-    def sleep(duration_s: float) -> None:
-        slept.append(duration_s)
-        writer._is_closed = len(slept) == FIRST_TURNS + 3
-
-    monkeypatch.setattr(late_writer, "time", SimpleNamespace(sleep=sleep, thread_time_ns=time.thread_time_ns))
-    writer._run()
-    assert slept == [FIRST_PERIOD_S] * FIRST_TURNS + [PERIOD_S] * 3
-
-
 def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 0.05)
     writer = LateWriter(lambda: {"memory_peak_bytes": 1 // 0})
-    writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
+    writer.add(RecordFile(str(file)), to_line, StepRecord(1, 1, "optimizer"))
     wait_for_turn(writer)
     assert file.read_bytes()
     assert writer.error is None
@@ -118,7 +95,7 @@ def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.Mo
 def test_a_script_that_joins_all_threads_does_not_wait_for_it(file: Path) -> None:
     writer = LateWriter()
     before = threading.enumerate()
-    writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
+    writer.add(RecordFile(str(file)), to_line, StepRecord(1, 1, "optimizer"))
     wait_for_turn(writer)
     assert threading.enumerate() == before
     writer.close()
@@ -127,7 +104,7 @@ def test_a_script_that_joins_all_threads_does_not_wait_for_it(file: Path) -> Non
 def test_a_number_that_the_script_gave_to_its_own_file_is_not_written_to(file: Path, tmp_path: Path) -> None:
     """As after a daemon's ``os.closerange``."""
     writer = LateWriter()
-    steps = opened(file)
+    steps = RecordFile(str(file))
     writer.add(steps, to_line, StepRecord(1, 1, "optimizer"))
     writer.flush()
     own = tmp_path / "checkpoint.bin"
@@ -146,7 +123,7 @@ def test_a_number_that_the_script_gave_to_its_own_file_is_not_written_to(file: P
 def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, write = opened(file), os.write
+    steps, write = RecordFile(str(file)), os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:5]))
     with pytest.raises(OSError, match="a record was cut"):
         steps.append(b'{"step": 1}\n')
@@ -161,7 +138,7 @@ def test_a_row_that_makes_no_line_costs_itself_alone(file: Path) -> None:
             raise ValueError("no line")
         return json.dumps({"step": step}).encode() + b"\n"
 
-    writer, steps = LateWriter(), opened(file)
+    writer, steps = LateWriter(), RecordFile(str(file))
     for step in range(1, 10):
         writer.add(steps, make_line, step)
     with pytest.raises(ValueError, match="no line"):

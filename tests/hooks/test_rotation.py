@@ -131,14 +131,6 @@ def write_steps(folder: Path) -> list[int]:
     return [decode_step(line).step for line in (folder / "ranks/00000/steps.jsonl").read_bytes().splitlines()]
 
 
-def test_a_file_of_long_lines_is_full_before_it_takes_much_memory_to_compress(tmp_path: Path) -> None:
-    file = record_files.RecordFile(str(tmp_path / "micro_batches.jsonl"), is_limited=True)
-    for _ in range(300):
-        file.append(b"1" * 15_000 + b"\n")
-    assert (tmp_path / "micro_batches.000002.jsonl.gz").is_file()
-    assert (tmp_path / "micro_batches.jsonl").stat().st_size < 2.1e6
-
-
 @pytest.mark.parametrize("obstacle", ["rename", "replace", "window", None])
 def test_a_file_that_cannot_be_put_aside_goes_on_and_none_is_in_a_window(
     obstacle: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

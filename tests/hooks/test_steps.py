@@ -18,8 +18,6 @@ from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.step import StepAccumulator
-from perfscope.hooks.step_rows import Boundary, make_line
-from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import SCRIPTS, environment
 
 #: Functions of the hooks that one step calls, at most.
@@ -211,29 +209,6 @@ def test_steps_before_a_window_are_special(tmp_path: Path) -> None:
     training.step()
     assert training.special_ends == ends + 1
     training.capture._windows.discard()
-
-
-def boundary(source: str, sign_ns: int = 0, **fields: Any) -> Boundary:
-    nothing: dict[str, Any] = {"micro_batches": 0, "forward": (0, 0), "loaded": (0, 0), "data_wait_ns": None}
-    unknown = {"stated": None, "counters": None, "waits": None}
-    return Boundary(100, source, 40, sign_ns, 7, **(nothing | unknown | fields))
-
-
-def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
-    stated: dict[str, Any] = {
-        "skipped": True,
-        "micro_batches": 2,
-        "global_samples": 64,
-        "loss_scale": 0.5,
-        "iteration": 8,
-    }
-    peaks: dict[str, Any] = {"memory_peak_bytes": 10, "alloc_retries": 2}
-    counted: dict[str, Any] = {"micro_batches": 1, "forward": (8, 32), "loaded": (8, 32), "data_wait_ns": 6}
-    line = make_line(3, (boundary("deepspeed", 45, stated=stated, **counted),), peaks)
-    expected = StepRecord(
-        3, 100, "deepspeed", wall_ns=60, samples=8, tokens=32, data_wait_ns=6, gap_ns=5, hook_ns=7, **stated, **peaks
-    )
-    assert line == to_line(expected)
 
 
 def test_what_the_writing_thread_did_is_in_the_next_step(tmp_path: Path) -> None:

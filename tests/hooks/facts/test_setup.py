@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,11 +38,6 @@ for step, batch in enumerate(DataLoader(samples, batch_size=2, num_workers=0), 1
     if step == 6:
         torch.save(model.state_dict(), sys.argv[1] + "/model.pt")
 """
-
-
-def loader(**options: object) -> SimpleNamespace:
-    default = {"num_workers": 0, "pin_memory": False, "prefetch_factor": None, "persistent_workers": False}
-    return SimpleNamespace(**{**default, **options})
 
 
 def test_plain_options_of_an_engine_are_kept_and_others_left_out() -> None:
