@@ -1,10 +1,8 @@
 """Writes the records of steps during training: up to two seconds after each, in another thread.
 
-Making, encoding and writing a record takes longer than all other hooks of a step together. The thread does it for many
-records at once, while training waits for the device, and reads what else changes slowly.
-
-The first turns are half a second apart, to show soon that a training has begun. A process that is killed loses the
-records of its last two seconds, and leaves whole lines.
+Making, encoding and writing a record takes longer than all other hooks of a step together. The first turns of the
+thread are half a second apart, to show soon that a training has begun. A process that is killed loses the records of
+its last two seconds, and leaves whole lines.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ _PAUSE_S = 0.002
 class LateWriter:
     """Records that wait to be written, and the thread that writes them.
 
-    Attributes:
-        append: Takes what ``add`` takes, in one, and asks nothing: the thread must run, and an error is not raised.
-        error: Why a record could not be written.
-        on_turn: Called by the thread when it has done something.
+    ``append`` takes what ``add`` takes, in one, and asks nothing: the thread must run, and an ``error`` is not raised.
+    The thread calls ``on_turn`` when it has done something.
     """
 
     def __init__(

@@ -83,8 +83,7 @@ def _claim_folder(ranks: str, rank: int) -> str:
 class RankFiles:
     """The files of one rank's process; notes wait until they are claimed.
 
-    What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``. The ``watch``
-    begins with the files and looks at training from the same thread.
+    The thread that writes records calls ``read_beside`` for ``take_news``, and lets the ``watch`` look at training.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class RankFiles:
         recorder.replace(wire.RANK_FILE, to_line(recorder.who))
 
     def take_news(self) -> tuple[int, Mapping[str, object] | None]:
-        """What the thread did that writes records; see LateWriter."""
+        """See LateWriter."""
         return (0, None) if self._recorder is None else self._recorder.late.take_news()
 
     def close(self) -> None:

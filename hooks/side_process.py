@@ -2,9 +2,8 @@
 
 It is no child of the training's, whose script may wait for all of its children: a process in between forks it and ends.
 
-The claim is a socket in the kernel's abstract namespace, which the process inherits. It needs no file that a killed
-process could leave behind or that a shared file system could show to another node. It is free again when the process
-ends, so that a rank that starts again starts another one.
+The claim is a socket in the kernel's abstract namespace, which the process inherits. No killed process leaves it
+behind, and no shared file system shows it to another node. A rank that starts again starts another process.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class StepSource:
 
     @property
     def is_settled(self) -> bool:
-        """See ``StepRounds.is_settled``."""
+        """See ``StepRounds``."""
         return self.chosen is not None or self._rounds.is_settled
 
     @property
@@ -195,7 +195,7 @@ class StepSource:
             self._emitters.clear()  # another object goes on in the same way
 
     def set_training_thread(self) -> None:
-        """Training runs in this thread; the profiler belongs to it."""
+        """Training runs in this thread."""
         self.thread = threading.get_ident()
 
     def is_training_thread(self) -> bool:
@@ -235,12 +235,8 @@ class StepSource:
 
     def trains_alone(self, name: str, emitter: object) -> bool:
         """Whether a boundary is a step of its own, as in nearly every step: ``on_boundary`` need not be asked."""
-        return (
-            self.alone is not None
-            and self.alone() is emitter
-            and name == self.name
-            and threading.get_ident() == self.thread
-        )
+        is_alone = self.alone is not None and self.alone() is emitter
+        return is_alone and name == self.name and threading.get_ident() == self.thread
 
     def _find_steps(self, name: str, emitter: object, *, continues: bool, may_wait: bool) -> tuple[int, ...] | None:
         if self.thread is None:
@@ -265,10 +261,7 @@ class StepSource:
         return bool(self._unused) and name == "optimizer"
 
     def _use(self, optimizer: object) -> None:
-        """An optimizer stepped for the first time, and none with its parameters, which it wraps or is a part of, will.
-
-        What does not tell its parameters is not awaited.
-        """
+        """An optimizer stepped for the first time, and none with its parameters will, nor is one without awaited."""
         weights = _parameters(optimizer)
         others = [read for read in self._unused if read() is not optimizer]
         self._unused = [read for read in others if (found := _parameters(read())) and found.isdisjoint(weights)]
@@ -284,10 +277,10 @@ class StepSource:
         event = STEP_BOUNDARIES[self.name].event
         if boundary is None:
             return f"{event}: several objects train one after the other, and the steps of all count"
+        number = boundary - self._emitters.gone
         return (
-            f"{event}: several objects take turns, and a step is a whole round, which ends with "
-            f"number {boundary - self._emitters.gone} in the order of their first steps; `--step-optimizer` chooses "
-            "another one"
+            f"{event}: several objects take turns, and a step is a whole round, which ends with number {number} in the "
+            "order of their first steps; `--step-optimizer` chooses another one"
         )
 
     def describe_unused_choice(self) -> str:
@@ -369,7 +362,6 @@ class _Emitters:
 
 
 def _parameters(optimizer: Any) -> set[int]:
-    """The ids of an optimizer's parameters, for as long as it lives; empty where it does not tell."""
     ids = value_or_none(lambda: {id(weight) for group in optimizer.param_groups for weight in group["params"]})
     return ids or set()
 

@@ -1,8 +1,8 @@
 """Peak device memory and allocations of a process, from the counters of torch's allocator: no synchronisation.
 
-Reading them took 17 to 60 us in a step on the host of an H100, and 100 us on that of an H200. The peaks only grow. So
-they are read at the end of each of the first steps, in which an optimizer allocates its state. From then on the thread
-that writes records reads them, in each of its turns.
+Reading them took 17 to 60 us in a step on the host of an H100, and 100 us on that of an H200. The peaks only grow: they
+are read at the end of the first steps, in which an optimizer allocates its state. The thread that writes records reads
+them in its turns.
 """
 
 from __future__ import annotations

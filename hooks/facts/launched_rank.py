@@ -61,10 +61,7 @@ def is_rpc_worker_thread() -> bool:
 
 
 def is_daemon_process() -> bool:
-    """Whether a Python process started this one as its daemon, as torch does for the process that writes checkpoints.
-
-    Such a process joins process groups and trains nothing.
-    """
+    """Whether this is a daemon, as torch's process that writes checkpoints: it joins groups and trains nothing."""
     processes = sys.modules.get("multiprocessing.process")
     return processes is not None and bool(processes.current_process().daemon)
 

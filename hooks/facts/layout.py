@@ -119,7 +119,7 @@ def _find_lines(mesh: Any, axes_by_name: Mapping[str, str]) -> Lines:
 
 
 def splits_tensors(mesh: Any, plan: Any) -> bool:
-    """Whether a plan for a mesh of one dimension is tensor parallelism: by the mesh's name, or else by its styles."""
+    """Whether a plan for a mesh of one dimension is tensor parallelism, by the mesh's name or else by its styles."""
     axis = MESH_AXES.get(mesh.mesh_dim_names[0]) if mesh.mesh_dim_names else None
     if axis is not None:
         return axis == "tp"

@@ -46,10 +46,7 @@ here: Any = sys.modules[__name__]
 
 
 def find_model(torch: Any, optimizer: Any) -> list[Any]:
-    """The modules that hold as many of an optimizer's parameters as any module does, the outermost first.
-
-    A wrapper and the model inside it hold the same ones, so both are there. Empty where no module holds half of them.
-    """
+    """The modules that hold the most of an optimizer's parameters, wrappers first; empty where none holds half."""
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     # type() instead of isinstance(), which would make a lazy proxy load its object.
     classes = {torch.nn.Module, *subclasses(torch.nn.Module)}
@@ -187,7 +184,7 @@ class ModelWatch:
         self._zero_stage: int | None = None
 
     def set_parts(self, parts: Sequence[Any], config: dict[str, Any], zero_stage: int | None) -> None:
-        """A framework trains a module, or several parts of a model on this rank; only the first call counts."""
+        """See ``Capture.set_model``."""
         if not self._parts:
             self._parts = tuple(weakref.ref(part) for part in parts)
             self._config = config
@@ -198,16 +195,13 @@ class ModelWatch:
         self._parts = (*self._parts, weakref.ref(part))
 
     def on_optimizer_step(self, optimizer: object) -> None:
-        """An optimizer steps; the first one's parameters are the model's where no framework names the model.
-
-        Where it is gone, another one goes on in its place.
-        """
+        """An optimizer steps; the first one's parameters are the model's. Where it is gone, another one follows."""
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
 
     @property
     def optimizer(self) -> object:
-        """The optimizer that steps; None where none did, or where it is gone."""
+        """The optimizer that steps, where it is not gone."""
         return None if self._optimizer is None else self._optimizer()
 
     def trained(self) -> tuple[list[object], list[object]]:

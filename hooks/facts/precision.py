@@ -59,7 +59,7 @@ class PrecisionWatch:
         return bool(self._products) or self._outputs >= FIRST_LOOKS
 
     def on_forward(self) -> bool:
-        """The model is about to run; True where autocast was seen by that."""
+        """The model is about to run; whether that shows autocast."""
         if self._autocast is not None or self._entries >= FIRST_LOOKS:
             self.has_entered = True
             return False

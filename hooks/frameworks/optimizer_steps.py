@@ -88,7 +88,7 @@ def wrap_outermost_step(
 
 
 def report_compiled_steps(disable: Callable[[Any], Any]) -> None:
-    """Let compiled steps report, too: by a function that torch.compile leaves alone, as ``disable`` makes it.
+    """Let compiled steps report by a function that ``disable`` keeps torch.compile from.
 
     A compiled optimizer step breaks its graph in any case, around its own ``no_grad``.
     """

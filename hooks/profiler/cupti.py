@@ -28,7 +28,7 @@ _THREADS = "/proc/self/task"
 
 
 def reserve_variable() -> None:
-    """Put the variable into the environment while few threads could read it, so that windows only change its value."""
+    """Put the variable into the environment while few threads could read it: windows only change its value."""
     os.environ.setdefault(VARIABLE, _BETWEEN_WINDOWS)
 
 

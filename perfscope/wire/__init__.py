@@ -9,7 +9,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model.
     RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine.
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones.
-    RUN/ranks/00000/steps.000001.jsonl[.gz]  earlier ones, 8192 a file; see hooks/record_files.py.
+    RUN/ranks/00000/steps.000001.jsonl[.gz]  earlier ones, 2 MiB a file; see hooks/record_files.py.
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event.
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline.
     RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved.
