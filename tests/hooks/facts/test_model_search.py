@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,15 @@ def tiny() -> type[Tiny]:
     return type("Tiny", (Tiny,), {})
 
 
-def ignore(_output: object) -> None:
-    """What a model returned does not matter here."""
+def watch(*chain: nn.Module, is_over: Callable[[], bool] = lambda: False) -> list[tuple[Any, Any, bool]]:
+    """The arguments and the modes of the calls that are reported from now on."""
+    calls: list[tuple[Any, Any, bool]] = []
+
+    def on_call(args: Any, kwargs: Any, *, in_training_mode: bool) -> None:
+        calls.append((args, kwargs, in_training_mode))
+
+    assert report_calls(torch, chain, on_call, lambda _output: None, is_over)
+    return calls
 
 
 def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
@@ -117,13 +124,7 @@ def test_the_model_is_what_holds_the_parameters_of_the_optimizer(tiny: type[Tiny
 def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) -> None:
     model, stranger = tiny(), tiny()
     around = Around(model)
-    calls: list[tuple[Any, Any, bool]] = []
-    report_calls(
-        torch,
-        [around, model],
-        lambda args, kwargs, *, in_training_mode: calls.append((args, kwargs, in_training_mode)),
-        ignore,
-    )
+    calls = watch(around, model)
     ids = torch.zeros(2, 3, dtype=torch.long)
     around(ids)
     model(ids=ids)
@@ -141,20 +142,12 @@ def test_the_model_of_the_next_fold_takes_the_place_of_one_that_nothing_trains(
     old_model_is: str, tiny: type[Tiny]
 ) -> None:
     model, teacher, following = tiny(), tiny(), tiny()
-    modes: list[bool] = []
     is_over: list[int] = []
-
-    report_calls(
-        torch,
-        [model],
-        lambda _args, _kwargs, *, in_training_mode: modes.append(in_training_mode),
-        ignore,
-        lambda: bool(is_over),
-    )
+    calls = watch(model, is_over=lambda: bool(is_over))
     ids = torch.zeros(2, 3, dtype=torch.long)
     model(ids)
     following(ids)
-    assert modes == [True]
+    assert len(calls) == 1
     if old_model_is == "deleted":
         del model
     else:
@@ -162,11 +155,11 @@ def test_the_model_of_the_next_fold_takes_the_place_of_one_that_nothing_trains(
     teacher.eval()(ids)
     with torch.no_grad():
         following(ids)
-    assert modes == [True]
+    assert len(calls) == 1
     following(ids)
     is_over.clear()
     following.eval()(ids)
-    assert modes == [True, True, False]
+    assert [is_training for _, _, is_training in calls] == [True, True, False]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
@@ -175,7 +168,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
     tiny.__qualname__ = tiny.__name__ = "Tiny_"
     model = tiny()
     state = dict(vars(model))
-    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: None, ignore)
+    watch(model)
     assert vars(model) == state
     file = io.BytesIO()
     torch.save(model, file)
@@ -193,8 +186,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
 
 def test_an_error_in_the_model_stays_its_own(tiny: type[Tiny]) -> None:
     model = tiny()
-    calls: list[int] = []
-    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore)
+    calls = watch(model)
     for _ in range(2):
         with pytest.raises(IndexError):
             model(torch.full((1, 1), 99))
@@ -203,16 +195,15 @@ def test_an_error_in_the_model_stays_its_own(tiny: type[Tiny]) -> None:
 
 def test_compiled_code_is_left_alone(tiny: type[Tiny], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is called from outside the compiled code is wrapped; what cannot be told apart is not."""
-    calls: list[int] = []
     compiled = torch.compile(tiny(), backend="eager")
     chain = find_model(torch, optimizer_of(compiled))
     assert [type(module).__name__ for module in chain] == ["OptimizedModule", "Tiny"]
-    assert report_calls(torch, chain, lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore)
+    calls = watch(*chain)
     assert tiny.__call__ is nn.Module.__call__
     compiled(torch.zeros(2, 3, dtype=torch.long))
-    assert calls == [1]
+    assert len(calls) == 1
     monkeypatch.setattr(model_search, "_has_compiled", lambda _torch: True)
-    assert not report_calls(torch, [tiny()], lambda _args, _kwargs, *, in_training_mode: None, ignore)
+    assert not report_calls(torch, [tiny()], lambda *_args, **_options: None, lambda _output: None)
 
 
 @pytest.fixture

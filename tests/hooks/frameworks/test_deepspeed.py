@@ -13,7 +13,7 @@ from tests.hooks.harm.runs import launcher
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 3])
 def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
     script: list[str | Path] = [SCRIPTS / "deepspeed_engine.py", "--stage", str(stage), "--save", "saved"]
     ended = profile(*launcher("deepspeed", ranks=2), *script, cwd=tmp_path)

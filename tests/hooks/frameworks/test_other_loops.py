@@ -14,9 +14,8 @@ from tests.hooks.frameworks.running import field, notes, torchrun
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
-def test_a_step_of_a_distributed_optimizer_is_the_trainer_s(optimizer: str, tmp_path: Path) -> None:
-    run = torchrun(2, "rpc_parameter_server.py", optimizer, cwd=tmp_path)
+def test_a_step_of_a_distributed_optimizer_is_the_trainer_s(tmp_path: Path) -> None:
+    run = torchrun(2, "rpc_parameter_server.py", "Adagrad", cwd=tmp_path)
     assert field(run, 1, "source") == {"rpc_optimizer"}
     assert [line["step"] for line in step_lines(run, "00001")] == list(range(1, 7))
     assert (run / "ranks" / "00000" / "steps.jsonl").read_text() == "", "the server makes no steps of its own"
