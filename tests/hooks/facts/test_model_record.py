@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NoReturn
 
 import pytest
@@ -11,21 +12,8 @@ from torch import nn
 
 from perfscope.hooks.facts.model import describe_model
 
-
-@dataclass
-class MoeArgs:
-    """What a configuration nests."""
-
-    num_experts: int = 4
-    top_k: int = 2
-
-
-@dataclass
-class Args:
-    """A configuration as torchtitan's."""
-
-    n_heads: int = 4
-    moe_args: MoeArgs = field(default_factory=MoeArgs)
+#: A configuration as torchtitan's, which nests another one.
+Args = import_module("tests.scripts.split_decoder").Args
 
 
 class Trap:

@@ -24,14 +24,7 @@ _DISK = "300m"  # the capture writes no trace where less than 256 MiB are free
 
 @dataclass(frozen=True)
 class Case:
-    """One run.
-
-    Attributes:
-        launcher: What starts it.
-        how: What happens to it.
-        when: After which step.
-        captured: Whether it runs below ``perfscope profile``.
-    """
+    """One run: what starts it, what happens to it after which step, and whether ``perfscope profile`` runs it."""
 
     launcher: str
     how: str
@@ -69,21 +62,20 @@ class Runs:
         """Leave nothing mounted or running."""
         self._pool.shutdown(cancel_futures=True)
         for case in CASES:
-            if (self.folder(case) / "disk").is_mount():
-                subprocess.run(["umount", self.folder(case) / "disk"], check=True)
+            self._unmount(case)
 
     def _run(self, case: Case) -> Ended:
         """Run a case, and once more where gloo's thread aborts it at its end: one in some hundred, also when bare."""
         ended = self._run_once(case)
         if _ABORT in ended.stderr:
-            self._clear(case)
+            self._unmount(case)
+            shutil.rmtree(self.folder(case))
             ended = self._run_once(case)
         return ended
 
-    def _clear(self, case: Case) -> None:
+    def _unmount(self, case: Case) -> None:
         if (self.folder(case) / "disk").is_mount():
             subprocess.run(["umount", self.folder(case) / "disk"], check=True)
-        shutil.rmtree(self.folder(case))
 
     def _run_once(self, case: Case) -> Ended:
         folder = self.folder(case)

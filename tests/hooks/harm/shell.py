@@ -39,14 +39,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Seen:
-    """What a user sees of a run.
-
-    Attributes:
-        code: The exit code; negative for a signal.
-        stdout: Standard output.
-        stderr: Standard error without perfscope's own lines.
-        files: What the folder holds afterwards, the run's folder left out.
-    """
+    """What a user sees of a run, without perfscope's own lines and folder."""
 
     code: int
     stdout: str
@@ -56,12 +49,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Captured:
-    """What perfscope adds.
-
-    Attributes:
-        lines: Its lines on standard error.
-        steps: How many steps it recorded.
-    """
+    """What perfscope adds: its lines on standard error, and how many steps it recorded."""
 
     lines: tuple[str, ...]
     steps: int
@@ -72,10 +60,10 @@ def run_alone(line: str, folder: Path) -> Seen:
     return _run(line, folder, "")[0]
 
 
-def run_captured(line: str, folder: Path, options: str = "") -> tuple[Seen, Captured]:
+def run_captured(line: str, folder: Path) -> tuple[Seen, Captured]:
     """Run a line with perfscope; nothing of it may be left running afterwards."""
     words = [sys.executable, "-m", "perfscope", "profile", "-o", str(folder / "RUN"), "--nvml-hz", "0"]
-    seen, lines = _run(line, folder, f"{shlex.join(words)} --steps 98-99 {options} --")
+    seen, lines = _run(line, folder, f"{shlex.join(words)} --steps 98-99 --")
     records = folder.glob("RUN/ranks/*/steps.jsonl")
     captured = Captured(tuple(lines), sum(len(path.read_text().splitlines()) for path in records))
     ends = time.monotonic() + 60

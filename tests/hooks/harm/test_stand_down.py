@@ -24,51 +24,36 @@ OWN = "the script runs a profiler of its own"
 
 
 @pytest.mark.parametrize(
-    ("first", "traces", "says"),
+    ("words", "windows", "says"),
     [
-        (1, 0, [f"the window 4-6 is not profiled: {OWN}"]),
-        (5, 0, [f"the window 4-6 is lost: {OWN}"]),
-        (6, 0, [f"the window 4-6 is lost: {OWN}"]),
-        (10, 1, []),
+        (["1"], [[16, 17]], [f"the window 4-6 is not profiled: {OWN}"]),
+        (["5"], [[16, 17]], [f"the window 4-6 is lost: {OWN}"]),
+        (["6"], [[16, 17]], [f"the window 4-6 is lost: {OWN}"]),
+        (["10"], [[4, 5, 6], [16, 17]], []),
+        (["11", "1"], [[4, 5, 6], [16, 17]], []),
+        (["30", "3"], [[4, 5, 6], [16, 17]], []),
+        (["5", "1"], [[16, 17]], [f"the window 4-6 is lost: {OWN}"]),
     ],
-    ids=["until our window begins", "inside it", "inside it until after it", "after it"],
+    ids=[
+        *("until our window begins", "inside it", "inside it until after it", "after it"),
+        *("waits in our window", "waits, and steps for each micro-batch", "records in our window"),
+    ],
 )
-def test_a_profiler_of_the_scripts_own_has_all_its_events(
-    first: int, traces: int, says: list[str], tmp_path: Path
-) -> None:
-    script: list[str | Path] = [sys.executable, SCRIPTS / "own_profiler.py", str(first)]
-    alone = run(script, tmp_path)
-    captured = profile(*script, cwd=tmp_path, options=["--exec"])
-    assert (captured.code, captured.stdout) == (0, alone.stdout), captured.stderr
-    assert "('Optimizer.step#SGD.step', 2)" in alone.stdout
-    assert "('aten::addmm', 2)" in alone.stdout
-    said = [line.removeprefix("perfscope: ") for line in captured.stderr.splitlines() if "perfscope: " in line]
-    assert said == says
-    assert (
-        len({path.name.partition(".pt")[0] for path in (tmp_path / "RUN" / "traces").glob("*.pt.trace.json*")})
-        == traces
-    )
-    assert len(step_lines(tmp_path / "RUN")) == 20
-    notes = [note for rank in read_run(tmp_path / "RUN").ranks for note in rank.notes]
-    assert bool(notes) == bool(says)
-
-
-@pytest.mark.parametrize(
-    ("first", "steps_each", "lost"),
-    [(11, 1, None), (30, 3, None), (5, 1, "4-6")],
-    ids=["waits in our window", "waits, and steps for each micro-batch", "records in our window"],
-)
-def test_the_steps_of_a_profiler_of_the_scripts_own_are_not_those_of_our_windows(
-    first: int, steps_each: int, lost: str | None, tmp_path: Path
+def test_a_profiler_of_the_scripts_own_has_all_its_events_and_our_traces_our_steps(
+    words: list[str], windows: list[list[int]], says: list[str], tmp_path: Path
 ) -> None:
     """It marks its steps in our trace as well: by numbers of its own, and also while it waits."""
-    script: list[str | Path] = [sys.executable, SCRIPTS / "own_profiler.py", str(first), str(steps_each)]
+    script: list[str | Path] = [sys.executable, SCRIPTS / "own_profiler.py", *words]
     alone = run(script, tmp_path)
     captured = profile(*script, cwd=tmp_path, options=["--exec", "--steps", "4-6,16-17"])
     assert (captured.code, captured.stdout) == (0, alone.stdout), captured.stderr
+    if len(words) == 1:
+        assert "('Optimizer.step#SGD.step', 2)" in alone.stdout
+        assert "('aten::addmm', 2)" in alone.stdout
+    assert [line.removeprefix("perfscope: ") for line in captured.stderr.splitlines() if "perfscope: " in line] == says
     assert len(step_lines(tmp_path / "RUN")) == 20
-    windows = [[4, 5, 6], [16, 17]] if lost is None else [[16, 17]]
-    assert (f"the window {lost} is lost: {OWN}" in captured.stderr) == (lost is not None)
+    notes = [note for rank in read_run(tmp_path / "RUN").ranks for note in rank.notes]
+    assert bool(notes) == bool(says)
     traces = sorted((tmp_path / "RUN" / "traces").glob("*.pt.trace.json*"))
     marked = [read_trace(path, BASIC_EVENTS) for path in traces]
     assert [[int(trace.name_of(name).partition("#")[2]) for name in trace.steps.name] for trace in marked] == windows

@@ -14,19 +14,14 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Case:
-    """A line of a shell.
+    """A line of a shell, in which ``$P`` stands for perfscope, and what a line of perfscope's says.
 
-    Attributes:
-        line: The line; ``$P`` stands for perfscope.
-        steps: How many steps perfscope records; None where it is killed before it writes the last of them.
-        says: What a line of perfscope says; empty where nothing is expected.
-        options: Options of perfscope.
+    ``steps`` are those that it records; None where it is killed before it writes the last of them.
     """
 
     line: str
     steps: int | None = STEPS
     says: str = ""
-    options: str = ""
 
 
 def fill(size: int | str) -> str:
@@ -182,7 +177,7 @@ CASES = {**STREAMS, **LIMITS, **SIGNALS, **IMPORTS, **STARTS}
 def test_it_ends_as_without_perfscope(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     alone = run_alone(case.line, tmp_path / "alone")
-    seen, captured = run_captured(case.line, tmp_path / "captured", case.options)
+    seen, captured = run_captured(case.line, tmp_path / "captured")
     assert seen == alone
     assert case.steps in (None, captured.steps)
     assert not case.says or any(case.says in line for line in captured.lines)
