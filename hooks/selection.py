@@ -65,10 +65,7 @@ class StepWindow:
 
 
 def parse_windows(text: str) -> tuple[StepWindow, ...]:
-    """Read windows such as ``2-4,7-9``.
-
-    Raises ValueError: the text names no window, or a window that cannot be profiled; the message says which and why.
-    """
+    """Read windows such as ``2-4,7-9``. Raises ValueError: one of them cannot be profiled; the message says why."""
     windows = sorted((_parse_window(part, text) for part in text.split(",")), key=lambda window: window.first)
     for window in windows:
         if window.first < 1 or window.last < window.first:
@@ -76,12 +73,8 @@ def parse_windows(text: str) -> tuple[StepWindow, ...]:
         if window.first == 1:
             raise ValueError(f"the window {window} cannot be profiled: the step before a window warms the profiler up")
     for window, following in pairwise(windows):
-        if following.first <= window.last:
-            raise ValueError(f"the windows {window} and {following} overlap")
-        if following.first == window.last + 1:
-            raise ValueError(
-                f"the windows {window} and {following} leave no step between them for the warm-up: join them"
-            )
+        if not window.leaves_room_for(following):
+            raise ValueError(f"the windows {window} and {following} leave no step between them for the warm-up")
     return tuple(windows)
 
 
@@ -93,13 +86,7 @@ def _parse_window(part: str, text: str) -> StepWindow:
 
 
 def parse_ranks(text: str) -> frozenset[int]:
-    """Read ranks such as ``0,4-6``.
-
-    >>> sorted(parse_ranks("0,4-6"))
-    [0, 4, 5, 6]
-
-    Raises ValueError: the text names no ranks.
-    """
+    """Read ranks such as ``0,4-6``. Raises ValueError: the text names no ranks."""
     ranks: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -110,10 +97,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 def parse_step_optimizer(text: str) -> int | str:
-    """Read which optimizer ends a training step: its number, in the order in which they first step, or ``every``.
-
-    Raises ValueError: it is neither.
-    """
+    """Read which optimizer ends a training step. Raises ValueError: it is neither ``every`` nor a number from 1."""
     if text == EVERY:
         return EVERY
     if not text.isdecimal() or int(text) < 1:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: Token ids have a dimension of samples and one of positions.
 DIMENSIONS_OF_IDS = 2
-#: Levels of sequences and mappings around a batch that are looked into.
-_DEEPEST = 2
+#: Levels of sequences, mappings and objects around a value that are looked into.
+DEEPEST = 2
 #: A step is long where it takes longer than usual by this part of that, as a power of two.
 _LONG_SHIFT = 3
 #: How far one step moves what is usual, as powers of two: by at most a quarter of it, of which a sixteenth counts.
@@ -136,7 +136,7 @@ class StepAccumulator:
         self.long_ns = usual_ns + (usual_ns >> _LONG_SHIFT)
 
 
-def find_tensor(value: Any, depth: int = _DEEPEST) -> Any:
+def find_tensor(value: Any, depth: int = DEEPEST) -> Any:
     """The first tensor among sequences and mappings inside each other; None where there is none."""
     if isinstance(value, sys.modules["torch"].Tensor):
         return value

@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.facts.secrets import redact_facts
+from perfscope.hooks.step import DEEPEST
 from perfscope.wire.model import IN_USE, ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 #: Of a text and of a list.
 _LONGEST = 256
-#: Objects inside objects of a configuration are read to this depth.
-_NESTING = 2
 #: Wrappers around a module keep it under one of these names.
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 #: Where frameworks keep what a model was built from.
@@ -129,7 +128,7 @@ def _config(module: Any) -> dict[str, Any]:
     return {"layers": of_layers, **config} if of_layers else config
 
 
-def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
+def _values(config: Any, depth: int = DEEPEST) -> dict[str, Any]:
     """The plain values of an object and of the objects in it, read without a property or a method of theirs.
 
     What a class sets stands for what its object does not, as with a bare class of constants.

@@ -15,6 +15,7 @@ from typing import Any
 
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import FIRST_LOOKS
+from perfscope.hooks.step import DEEPEST
 from perfscope.wire.model import PrecisionRecord
 
 DTYPE_NAMES = {
@@ -140,7 +141,7 @@ def find_products(output: object) -> dict[str, int]:
     return elements
 
 
-def _first_tensor(output: object, depth: int = 4) -> Any:
+def _first_tensor(output: object, depth: int = DEEPEST) -> Any:
     """The first tensor with a graph in what a model returns: a tensor, a sequence, a mapping or an object of them."""
     if getattr(output, "grad_fn", None) is not None:
         return output

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import wrap_functions, wrap_passes
+from perfscope.hooks.frameworks.wrapping import time_passes, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
@@ -65,9 +65,14 @@ def patch_passes(module: ModuleType, capture: Capture) -> None:
         return begin("W", stage, bwd_chunk_id)
 
     begins: dict[str, PassBegin] = {"forward_one_chunk": begin_forward, "backward_one_chunk": begin_backward}
-    if hasattr(module._PipelineStageBase, "backward_weight_one_chunk"):  # absent in old versions
+    stage_class = module._PipelineStageBase
+    if hasattr(stage_class, "backward_weight_one_chunk"):  # absent in old versions
         begins["backward_weight_one_chunk"] = begin_backward_weight
-    wrap_passes(module._PipelineStageBase, capture, begins, forward="forward_one_chunk")
+    originals = {name: getattr(stage_class, name) for name in begins}
+    for name, original in originals.items():
+        setattr(
+            stage_class, name, time_passes(original, capture, begins[name], is_forward=begins[name] is begin_forward)
+        )
 
 
 PATCHES: Patches = {

@@ -217,13 +217,6 @@ def time_passes(
     return call
 
 
-def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin], *, forward: str) -> None:
-    """Time the passes of methods of a class, by their names: of all of them or of none; ``forward`` runs forward."""
-    originals = {name: getattr(owner, name) for name in begins}
-    for name, original in originals.items():
-        setattr(owner, name, time_passes(original, capture, begins[name], is_forward=name == forward))
-
-
 def argument(function: Any, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """One argument of a call by its name, wherever a version of the framework puts it; None where it is absent."""
     if name in kwargs:

@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
-from perfscope.hooks.frameworks.wrapping import argument, wrap_functions, wrap_passes, wrap_saves
+from perfscope.hooks.frameworks.wrapping import argument, time_passes, wrap_functions, wrap_saves
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.start import LateCapture
 
@@ -110,7 +110,7 @@ def test_a_pass_goes_around_a_call_and_ends_where_the_call_raises(engine: type[E
     def begin(_engine: Engine, size: int, **_options: int) -> Any:
         return None if size == 0 else f"pass {size}"
 
-    wrap_passes(engine, capture, {"step": begin}, forward="step")
+    engine.step = time_passes(engine.step, capture, begin, is_forward=True)  # type: ignore[method-assign]
     assert (engine().step(2, scale=3), engine().step(0)) == (6, 0)
     with pytest.raises(ValueError, match="the framework's own"):
         engine().step(-1)
@@ -121,7 +121,7 @@ def test_a_failure_to_begin_a_pass_ends_the_capture_and_not_the_call(engine: typ
     def begin(_engine: Engine, size: int) -> Any:
         raise RuntimeError(f"hook {size}")
 
-    wrap_passes(engine, capture, {"step": begin}, forward="step")
+    engine.step = time_passes(engine.step, capture, begin, is_forward=True)  # type: ignore[method-assign]
     assert engine().step(2) == 2
     assert capture.dead
 
