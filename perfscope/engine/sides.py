@@ -25,7 +25,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import is_log
 from perfscope.sources.runs.folder import is_run, is_run_at
-from perfscope.sources.runs.stored import read_environment_at
+from perfscope.sources.runs.stored import read_versions_at
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import TRACE_ENDINGS
 
@@ -35,8 +35,6 @@ _SCHEMA = b'"perfscope/'
 #: The schema is the first key of what perfscope saves.
 _HEAD_BYTES = 200
 _LARGEST_SAVED = 256 * MIB
-#: Facts of an environment that are no software.
-_NO_VERSIONS = frozenset(("GPUs", "Host", "System", "CPU", "Memory", "Network"))
 _SEPARATOR = ","
 _ANY = Plan()
 
@@ -117,7 +115,7 @@ def _reasons(analysis: Analysis) -> dict[str, str]:
 
 def _versions(run: str) -> dict[str, str]:
     try:
-        return {name: value for name, value in read_environment_at(run).facts if name not in _NO_VERSIONS}
+        return read_versions_at(run)
     except SourceError:
         return {}  # a run without its run.json is compared without versions
 

@@ -1,4 +1,4 @@
-"""GPUs and versions of a run."""
+"""The versions of a run's software."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.errors import SourceError
-from perfscope.sources.runs.environment import read_environment
+from perfscope.sources.runs.stored import read_versions_at
 
 
-def test_the_environment_of_a_run(tmp_path: Path) -> None:
+def test_versions_have_their_usual_names(tmp_path: Path) -> None:
     stated = {
         "schema": "perfscope/run/1",
-        "gpus": "GPU 0: NVIDIA H200 (UUID: GPU-1-2-3)\nGPU 1: NVIDIA H200 (UUID: GPU-4-5-6)",
         "driver": "580.159.04\n580.159.04",
         "python": "3.12.3",
         "git_commit": "1f0c",
@@ -24,8 +22,7 @@ def test_the_environment_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(stated))
     (tmp_path / "ranks" / "00000").mkdir(parents=True)
     (tmp_path / "ranks" / "00000" / "rank.json").write_text('{"torch": "2.11.0+cu130"}')
-    assert dict(read_environment(tmp_path).facts) == {
-        "GPUs": "2 x NVIDIA H200",
+    assert read_versions_at(str(tmp_path)) == {
         "Driver": "580.159.04",
         "Python": "3.12.3",
         "Commit of the training code": "1f0c",
@@ -37,16 +34,7 @@ def test_the_environment_of_a_run(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("", "is not complete JSON"),
-        ("[]", "is not a JSON object"),
-        ("{}", "describes no environment"),
-        ("[" * 99999, "is not complete JSON"),
-    ],
-)
-def test_a_file_that_states_no_environment(tmp_path: Path, content: str, problem: str) -> None:
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 99999])
+def test_a_file_that_states_no_versions(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(SourceError, match=problem):
-        read_environment(tmp_path / "run.json")
+    assert read_versions_at(str(tmp_path)) == {}
