@@ -13,44 +13,17 @@ FACTORS = ("dp", "pp", "tp", "cp")
 _SAME_TOKENS = ("pp", "tp")
 
 #: The axis of each usual name. Flattened dimensions are called by what they reduce: gradients, and the loss.
-MESH_AXES = {
-    "batch": "dp",
-    "data": "dp",
-    "data_parallel": "dp",
-    "ddp": "dp",
-    "dp": "dp",
-    "dp_cp": "dp",
-    "dp_replicate": "dp",
-    "dp_shard": "dp",
-    "dp_shard_cp": "dp",
-    "dp_shard_in_ep": "dp",
-    "dp_shard_mod_ep": "dp",
-    "fsdp": "dp",
-    "hsdp": "dp",
-    "loss": "dp",
-    "loss_mesh": "dp",
-    "replicate": "dp",
-    "shard": "dp",
-    "pipe": "pp",
-    "pipeline": "pp",
-    "pipeline_parallel": "pp",
-    "pp": "pp",
-    "mp": "tp",
-    "tensor": "tp",
-    "tensor_parallel": "tp",
-    "tp": "tp",
-    "context": "cp",
-    "context_parallel": "cp",
-    "cp": "cp",
-    "sequence_parallel": "cp",
-    "sp": "cp",
-    "edp": "edp",
-    "efsdp": "edp",
-    "ep": "ep",
-    "expert": "ep",
-    "expert_parallel": "ep",
+_NAMES = {
+    "dp": "batch data data_parallel ddp dp dp_cp dp_replicate dp_shard dp_shard_cp dp_shard_in_ep dp_shard_mod_ep fsdp "
+    "hsdp loss loss_mesh replicate shard",
+    "pp": "pipe pipeline pipeline_parallel pp",
+    "tp": "mp tensor tensor_parallel tp",
+    "cp": "context context_parallel cp sequence_parallel sp",
+    "edp": "edp efsdp",
+    "ep": "ep expert expert_parallel",
     "etp": "etp",
 }
+MESH_AXES = {name: axis for axis, names in _NAMES.items() for name in names.split()}
 
 
 def counts_tokens(coordinates: Mapping[str, int]) -> bool:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_FIELDS = 3
-
 
 class HostWork(NamedTuple):
     """What the thread that trains did up to the end of a step, as the kernel counts it: in the last ``steps`` steps.
 
-    Reading the counters takes long behind a step that has emptied the processor's caches. Where no waits are timed on
-    the host they are read where a step took at least an eighth longer than usual, and once in 16 steps. The steps
-    between have no ``HostWork``: they took no longer than usual, so that what they did is like what they all do.
+    Where no waits are timed on the host it is read where a step took at least an eighth longer than usual, and once in
+    16 steps. The steps between took no longer than usual.
 
     Attributes:
         cpu_ns: How long a processor ran it.
@@ -47,24 +44,21 @@ class HostWaits(NamedTuple):
 
 
 class DeviceProbe(NamedTuple):
-    """The times of one step on the device, between events in its stream.
+    """The times of one step on the device, between events in its stream; the record that holds them is a later one's.
 
     Attributes:
-        step: Its number; the record that holds the probe is a later one.
         before_ns: From the end of the previous step to the beginning of the first forward pass. 0 where none was seen,
             as in the stages of a pipeline.
         forward_ns: Of the forward passes; absent where their ends are not seen, as with FSDP 2.
         backward_ns: From the beginning of the first forward pass to the optimizer, without ``forward_ns``: backward
             passes and exchanges. Where no forward pass was seen, from the end of the step before.
         update_ns: Of the optimizer, from its first part to its last one.
-        forward_launch_ns, update_launch_ns: For how long of it the device may have waited for the host, which ends when
-            the host has launched all of it. 0 where that was before the device began it. Absent where it was not
-            recorded.
+        forward_launch_ns, update_launch_ns, units_launch_ns: For how long of it the device may have waited for the host
+            to launch all of it. 0 where that was before the device began it.
         idle_ns: For how long of the step no thread of the process had a processor, at least: its wall time without the
-            processor time of all threads. Absent where it was not recorded.
-        units_ns: Of the forward passes of the first modules that FSDP 2 shards, each from when its weights are there.
-            only earlier versions timed them. They hold no exchange.
-        units_launch_ns: As ``forward_launch_ns``.
+            processor time of all threads.
+        units_ns: Of the forward passes of the first modules that FSDP 2 shards, each from when its weights are there:
+            they hold no exchange.
     """
 
     step: int
@@ -85,5 +79,8 @@ def parse_delay(counters: bytes) -> int | None:
     >>> parse_delay(b"38379195 231593 8"), parse_delay(b"")
     (231593, None)
     """
-    fields = counters.split()
-    return int(fields[1]) if len(fields) == _FIELDS and fields[1].isdigit() else None
+    try:
+        _, delay, _ = counters.split()
+        return int(delay)
+    except ValueError:
+        return None

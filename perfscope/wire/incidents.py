@@ -62,19 +62,15 @@ class CodeFrame:
 
 @dataclass(frozen=True)
 class IncidentRecord:
-    """A stall or the failure of one rank.
+    """A stall or the failure of one rank, or that training resumed; when it was noticed, on both clocks.
 
     Attributes:
-        kind: ``stall``, ``failure`` or ``resumed``, which ends a stall.
         number: The number of the incident in this process, from 1; a ``resumed`` has that of its stall.
-        wall_ns: When it was noticed, on the wall clock.
-        monotonic_ns: The same moment on the monotonic clock.
         step: Completed training steps.
         idle_ns: Since when no step was completed; absent for a failure.
         training_thread: The thread that trains, as faulthandler writes it.
         source: The innermost line of code of that thread.
-        error: Class of the exception that ended the process.
-        message: Its text, without secrets.
+        error: Class of the exception that ended the process; ``message`` is its text, without secrets.
         frames: Its traceback, the innermost call last.
         missing: Why a part of the evidence could not be kept.
     """
@@ -95,16 +91,11 @@ class IncidentRecord:
 
 @dataclass(frozen=True)
 class DeathRecord:
-    """The end of the process of a rank, as another process of its host saw it.
+    """The end of the process of a rank, as another process of its host saw it, on both clocks.
 
     Attributes:
-        rank: The rank.
         attempt: How many processes had the rank before.
-        pid: The process.
-        wall_ns: When it ended, on the wall clock.
-        monotonic_ns: The same moment on the monotonic clock.
         exit_code: Its exit code; absent where a signal ended it, or where it was not seen in time.
-        signal: The signal that ended it.
         memory_kills: How often the kernel killed a process of this group for want of memory since the start.
     """
 
@@ -121,13 +112,7 @@ class DeathRecord:
 
 @dataclass(frozen=True)
 class KernelErrorRecord:
-    """An error that the driver reports of a GPU (Xid).
-
-    Attributes:
-        uuid: The GPU.
-        xid: The number of the error.
-        wall_ns: When it was reported.
-    """
+    """An error that the driver reports of a GPU (Xid), on the wall clock."""
 
     uuid: str
     xid: int

@@ -59,29 +59,16 @@ OUT_OF_MEMORY = "out of memory"
 
 @dataclass(frozen=True)
 class MemoryHeader:
-    """The first line of a history.
+    """The first line of a history; times are of the wall clock.
 
     Attributes:
-        rank: The rank.
-        host: Its machine.
-        pid: Its process.
-        device: The device's number in the process.
         cause: ``window`` or ``out of memory``.
-        first_step: The first training step that the history covers.
-        last_step: The last one; the running one at an out-of-memory error.
-        started_ns: When recording began, on the wall clock.
-        stopped_ns: When it ended.
-        allocated_bytes: What tensors held at the end.
+        last_step: The last step that the history covers; the running one at an out-of-memory error.
+        allocated_bytes: What tensors held at the end; the peaks are the most since the process started.
         reserved_bytes: What the allocator held at the end.
-        peak_allocated_bytes: The most that tensors held since the process started.
-        peak_reserved_bytes: The most that the allocator held since then.
-        device_free_bytes: Free memory of the device at the end.
-        device_total_bytes: Its memory.
         limit: How many events the allocator keeps; the history is cut at its begin where it has as many.
-        torch: Version of torch.
         request_bytes: What could not be allocated, at an out-of-memory error.
         bucket_bytes: Sizes of the buckets of DistributedDataParallel, where they are copies of the gradients.
-        schema: ``perfscope/memory/1``.
     """
 
     rank: int

@@ -16,7 +16,6 @@ class WeightRecord:
         shape: The whole shape, also where ranks hold parts of a DTensor or a shard of ZeRO or FSDP. Where another
             library splits the tensor, the shape on this rank.
         dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
-        trainable: Whether they have gradients.
         count: How many there are.
         parts: Into how many parts tensor parallelism splits each; one of them is this rank's.
     """
@@ -62,12 +61,10 @@ class PrecisionRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The model part that a rank trains, from which its FLOPs are computed; written when the first step completed.
+    """The model part that a rank trains; written when the first step completed.
 
     Attributes:
-        parameters: Number of parameters of this rank's module, each counted once.
-        trainable: Number of parameters that have gradients.
-        weights: Shapes of the parameters.
+        parameters: Number of parameters of this rank's module, each counted once; ``trainable`` ones have gradients.
         module: Class of the module; absent where only its parameters are known.
         config: Plain values of the configuration that the module was built from, by the framework's own names; a nested
             object of it is a mapping.
@@ -76,7 +73,6 @@ class ModelRecord:
         checkpointing: Activation checkpointing as the model's settings state it, ``full`` or ``selective``, or
             ``IN_USE`` where it was seen in use; absent where neither is so. How much it recomputes a trace shows.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
-        precision: Signs of the type that its products are computed in.
     """
 
     parameters: int

@@ -14,14 +14,7 @@ _PASS_RANGE = re.compile(rf"{PASS_RANGE}({'|'.join(PASS_KINDS.values())}) (\d+) 
 
 
 class PassRange(NamedTuple):
-    """The range around a pass of a micro-batch in a trace.
-
-    Attributes:
-        kind: A key of ``PASS_KINDS``.
-        microbatch: Which micro-batch, from 0.
-        stage: Its virtual stage.
-        device: The rank's position in the pipeline, and ``devices`` its length.
-    """
+    """The range around a pass of a micro-batch in a trace: see ``MicroBatchRecord``; micro-batches count from 0."""
 
     kind: str
     microbatch: int
@@ -58,7 +51,6 @@ class MicroBatchRecord:
     """The passes of micro-batches of one training step on one rank of a pipeline.
 
     Attributes:
-        step: The number of the training step.
         device: The rank's position in the pipeline, and ``devices`` its length.
         stages: Virtual stages of the model.
         span_ns: From the beginning of the first pass to the end of the last one.

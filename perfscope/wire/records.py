@@ -14,13 +14,9 @@ from perfscope.wire.setup import SetupRecord
 
 
 class Span(NamedTuple):
-    """A stretch of a process's time that is not a training step's own work.
+    """A stretch of a process's time that is not a training step's own work, on the host's monotonic clock.
 
-    Attributes:
-        kind: ``validation``, ``generation``, ``compilation``, ``first_batch`` or ``garbage``.
-        start_ns: When it began, on the host's monotonic clock.
-        end_ns: When it ended.
-        wait_ns: How much of it was spent waiting for data loaders.
+    ``wait_ns`` of it the process waited for data loaders. The kinds are in ``perfscope.wire``.
     """
 
     kind: str
@@ -34,7 +30,7 @@ class StepRecord:
     """One completed training step of one rank.
 
     Attributes:
-        step: The number of the training step, from 1.
+        step: Its number, from 1.
         end_ns: When it completed, on the host's monotonic clock.
         wall_ns: Host time since the previous step boundary, without exports, ``save_ns``, ``no_grad_ns`` and the hook
             at the boundary itself; absent where that boundary was not seen.
@@ -42,7 +38,7 @@ class StepRecord:
         window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent outside windows.
         skipped: True where the framework counted the step but did not update the weights.
         micro_batches: Forward passes of the wrapped model in the step.
-        samples: Samples that this rank processed.
+        samples: Those that this rank processed.
         tokens: Tokens that this rank processed, where the input is integers of two dimensions: of a sequence that
             context-parallel ranks share, its part.
         global_samples: Samples of the step over all ranks, where the framework reports them.
@@ -50,24 +46,22 @@ class StepRecord:
         save_ns: How long checkpoint saves blocked training in the step; absent where none did.
         draining: True where an asynchronous checkpoint save was still being written during the step.
         no_grad_ns: Time of validation and generation in the step, without saves inside; absent where there was none.
-        gap_ns: From the end of the hook at the previous boundary to the first sign of the step. A sign is a request for
-            a batch, or a forward pass with gradients. Absent without a sign.
-        spans: Validation, generation, compilation and collections of garbage that ended in the step, in the order of
-            their ends.
+        gap_ns: From the end of the hook at the previous boundary to the first sign of the step: a request for a batch,
+            or a forward pass with gradients.
+        spans: Those that ended in the step, in this order.
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded, and the
             processor's time for the writing of records meanwhile.
-        loss_scale: The loss scale, where it can be read without a synchronisation.
+        loss_scale: Where it can be read without a synchronisation.
         iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
         memory_peak_bytes: Largest memory of one device allocated by tensors since the process started; read in the
-            first steps and then every half to two seconds, absent in the steps between.
+            first steps and then every half to two seconds.
         boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
         alloc_retries: How often the allocator of a device had to free its cache and try again since the process
-            started; read with the peaks.
-        device_allocs: How often it asked the device for memory (cudaMalloc) since then; read with the peaks.
-        probe: Times of an earlier step on the device, as they were read meanwhile.
+            started; read with the peaks, as ``device_allocs``: how often it asked the device for memory (cudaMalloc).
+        probe: Times of an earlier step on the device.
         host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
         launcher_delay_ns: Time of the thread that launches backward passes on a device in the run queue, over the steps
-            of ``host``. Absent where it was not read, and where there is no backward thread.
+            of ``host``.
         waits: How long it waited for other ranks, as in ``HostWaits``; earlier versions add those by process group.
             Absent on GPUs, where the device waits.
     """
@@ -106,17 +100,13 @@ class WindowRecord:
     """One profiler window of one rank, written when its trace is complete on disk.
 
     Attributes:
-        first_step: The first profiled training step.
-        last_step: The last profiled training step.
         trace: The file's path in ``RUN/traces``.
-        start_ns: How long starting the profiler blocked the training process.
-        stop_ns: How long stopping the profiler blocked it.
-        export_ns: How long writing the trace blocked it.
+        start_ns, stop_ns, export_ns: How long the profiler's start and stop and the trace's writing blocked training.
         trace_bytes: Size of the trace before compression.
         partial: True where training ended inside the window.
         release_ns: How long releasing the trace's memory and starting its compression blocked it.
-        rss_before_bytes: Resident memory of the process before the profiler was started.
-        rss_after_bytes: Resident memory of the process after the trace was written.
+        rss_before_bytes, rss_after_bytes: Resident memory of the process before the profiler was started, and after the
+            trace was written.
         activities: ``operators`` or ``light``; absent in runs that were made before there were light windows.
         detached: Whether CUPTI, which slows every launch of a kernel, was detached from the process at the end of the
             window; absent where the process uses no CUDA device.
@@ -150,12 +140,7 @@ class NoteRecord:
 
 @dataclass(frozen=True)
 class EndRecord:
-    """The end of a process that ended by itself; a process that was killed writes none.
-
-    Attributes:
-        end_ns: When the interpreter was about to end, on the host's monotonic clock.
-        spans: What ended behind the last step; see StepRecord.
-    """
+    """When a process ended by itself, on the host's monotonic clock, and the spans that ended after its last step."""
 
     end_ns: int
     spans: tuple[Span, ...] | None = None
@@ -167,13 +152,11 @@ class CheckpointRecord:
     """One outermost call of one rank that saved a checkpoint or a part of one.
 
     Attributes:
-        start_ns: When it began to block training, on the host's monotonic clock.
-        end_ns: When training could go on.
+        start_ns: When it began to block training, on the host's monotonic clock; at ``end_ns`` training could go on.
         source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp`` and so on.
         step: The training step after which it was saved.
-        path: Where it was written to: a file or a folder.
+        path: A file or a folder.
         size_bytes: Bytes that this process wrote, as far as its writers report them; absent where one does not.
-        asynchronous: True where writing goes on while training continues.
         drained_ns: When an asynchronous save was complete on disk.
         files: Path and size of each file that this process wrote, as far as its writers name them. Empty where it
             certainly wrote none; absent where unknown, or where there are very many.
@@ -199,22 +182,13 @@ class RankRecord:
     """Who a rank is.
 
     Attributes:
-        rank: Its number.
-        world_size: How many ranks there are.
-        host: Its machine.
-        pid: Its process.
-        wall_ns: The wall clock, read together with ``monotonic_ns``: the pair aligns clocks.
-        monotonic_ns: The monotonic clock of ``StepRecord.end_ns``.
-        python: Version of Python.
-        torch: Version of torch.
-        device_type: ``cuda``, ``cpu`` and so on.
-        device_name: Product name of the device.
+        wall_ns, monotonic_ns: Both clocks, read together, to align those of hosts; steps end on the monotonic clock.
+        python, torch, deepspeed: Versions, of what is loaded.
+        device_type: ``cuda``, ``cpu`` and so on; ``device_name`` is the product.
         device_uuid: The device's UUID, as NVML reports it, too.
         device_uuids: UUIDs of all devices that hold tensors of the process, where there are several.
         device_index: The device's number among those that the process sees.
-        visible_devices: CUDA_VISIBLE_DEVICES, where it is set.
-        device_order: CUDA_DEVICE_ORDER, where it is set.
-        deepspeed: Version of DeepSpeed, where it is loaded.
+        visible_devices, device_order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, where they are set.
         argv: The command line of the process, without secrets.
         run_id: The id that ``perfscope profile`` gave the run.
         rendezvous: Address at which the ranks met, ``HOST:PORT``, where the launcher reports it.
@@ -267,11 +241,7 @@ def to_line(
 
 
 def to_json_line(fields: Mapping[str, object]) -> bytes:
-    """Encode the fields of a record as one line, without those that are None.
-
-    Raises:
-        ValueError: A number is not finite.
-    """
+    """Encode fields as one line, without those that are None. Raises ValueError: a number is not finite."""
     return _ENCODER.encode({name: value for name, value in fields.items() if value is not None}).encode() + b"\n"
 
 

@@ -16,6 +16,8 @@ import json
 import math
 from dataclasses import asdict, dataclass
 
+from perfscope.constants import NS_PER_S
+
 ANSWERS_FILE = "answers.jsonl"
 WINDOW_PREFIX = "window-"
 STALL_PREFIX = "stall-"
@@ -26,24 +28,16 @@ LATE = "late"
 REFUSED = "refused"
 
 _LONGEST_WINDOW = 1000
-#: A window begins so much later than it is asked for: a look comes at most two and a half seconds after the one before,
-#: so that every rank looks at least three times, also on a slow file system.
+#: A window begins so much later than it is asked for: every rank looks at least three times, at most 2.5 s apart.
 _MARGIN_S = 8.0
 _FEWEST_STEPS_AHEAD = 4
-_NS_PER_S = 10**9
 
 
 @dataclass(frozen=True)
 class WindowRequest:
-    """Open a profiler window on the steps ``first`` to ``last``.
+    """Open a profiler window on the steps ``first`` to ``last`` of some ranks, or of all.
 
-    Attributes:
-        first: The first profiled training step.
-        last: The last one.
-        wall_ns: When it was asked for.
-        ranks: The ranks to profile; None for all.
-        light: Record kernels and their launches alone.
-        shapes, stack, memory: Options of torch.profiler.
+    A light one records kernels and their launches alone; shapes, stack and memory are options of torch.profiler.
     """
 
     first: int
@@ -61,11 +55,7 @@ class WindowRequest:
 
     @classmethod
     def from_json(cls, content: bytes) -> WindowRequest:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            ValueError: It is something else; the message says what is wrong.
-        """
+        """Read what ``to_json`` wrote. Raises ValueError: it is something else."""
         try:
             fields = json.loads(content)
         except ValueError:
@@ -91,14 +81,7 @@ class WindowRequest:
 
 @dataclass(frozen=True)
 class WindowAnswer:
-    """What a rank does about a request.
-
-    Attributes:
-        request: The name of the request's file.
-        status: ``planned``, ``late`` or ``refused``.
-        step: Training steps that were completed then.
-        reason: Why the window is not opened.
-    """
+    """What a rank does about the request in a file of this name, and after how many steps; ``reason`` says why not."""
 
     request: str
     status: str
@@ -109,12 +92,10 @@ class WindowAnswer:
 def first_step(steps: int, step_ns: float | None) -> int:
     """The first step of a window that all ranks can learn of in time.
 
-    Args:
-        steps: Steps that the rank which is ahead has completed by now.
-        step_ns: The usual time of a step; None where no step was seen.
+    ``steps`` are those that the rank which is ahead has completed, and ``step_ns`` is their usual time.
 
     >>> first_step(100, 0.1e9), first_step(100, 30e9)
     (181, 105)
     """
-    ahead = math.ceil(_MARGIN_S * _NS_PER_S / step_ns) if step_ns else 0
+    ahead = math.ceil(_MARGIN_S * NS_PER_S / step_ns) if step_ns else 0
     return steps + 1 + max(_FEWEST_STEPS_AHEAD, ahead)

@@ -16,11 +16,8 @@ class TraceMetadata:
     """The value of ``wire.TRACE_METADATA`` in a trace.
 
     Attributes:
-        schema: ``wire.SCHEMA``.
-        rank, world_size: The rank, and how many there are.
         first_step: The first profiled training step.
         wall_ns, monotonic_ns: Both clocks of the host, read together.
-        host, pid: The process; its windows have the same.
         axes: The ranks of each axis of parallelism that is used, with this one, as far as the hooks know them.
         activities: ``wire.OPERATORS`` or ``wire.LIGHT``.
         edges_ns: When each step of a light window began, and when the last one ended, on the wall clock, read behind
