@@ -52,7 +52,7 @@ _KEPT_STEPS = 2
 
 
 class ModuleMarks:
-    """When modules ran and steps began: the wall clock, a sign of ``wire.memory``, the module's path or step."""
+    """When modules ran forward and steps began: wall clock, sign of ``wire.memory``, and the module's path or step."""
 
     def __init__(self) -> None:
         self.times_ns: list[int] = []

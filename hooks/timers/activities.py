@@ -11,10 +11,10 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.guard import call_safely, hook_entry
-from perfscope.hooks.timers.saves import CaptureTimer, TimedProcess
+from perfscope.hooks.timers.saves import CaptureTimer
 from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION
 from perfscope.wire.records import Span
 
@@ -29,14 +29,9 @@ _SHORTEST_GARBAGE_NS = 200_000
 
 @dataclass
 class _Evaluation:
-    """A stretch without gradients that is under way.
+    """A stretch without gradients that is under way, from its first sign to its last one so far.
 
-    Attributes:
-        kind: Of the span that it becomes.
-        start_ns: Its first sign.
-        last_ns: Its last sign so far.
-        stalled_ns, last_stalled_ns: How long saves had stalled the step at these two moments.
-        wait_ns: Time spent waiting for data loaders.
+    Saves had stalled the step for ``stalled_ns`` and ``last_stalled_ns`` at these two moments.
     """
 
     kind: str
@@ -47,18 +42,12 @@ class _Evaluation:
     wait_ns: int = 0
 
     def extend(self, now_ns: int, stalled_ns: int) -> None:
-        """It lasted at least until now."""
         self.last_ns, self.last_stalled_ns = max(now_ns, self.last_ns), stalled_ns
 
 
 @dataclass
 class StepActivities:
-    """What happened since the last step boundary, besides training.
-
-    Attributes:
-        spans: What ended.
-        no_grad_ns: Time of validation and generation, without saves inside.
-    """
+    """What ended since the last step boundary, and the time of validation and generation without saves inside."""
 
     spans: list[Span] = field(default_factory=list)
     no_grad_ns: int = 0
@@ -69,13 +58,9 @@ NO_ACTIVITIES = StepActivities()
 
 
 class ActivityTimer(CaptureTimer):
-    """The activities of one process.
+    """The activities of one process."""
 
-    Attributes:
-        evaluation: The stretch without gradients that is under way; None without one.
-    """
-
-    def __init__(self, process: TimedProcess) -> None:
+    def __init__(self, process: Any) -> None:
         super().__init__(process)
         self.evaluation: _Evaluation | None = None
         self._step = StepActivities()
@@ -152,7 +137,8 @@ class ActivityTimer(CaptureTimer):
             How long training seemed to wait for batches that turn out to be the validation's.
         """
         step = self._process.step
-        first_ns, moved_ns = step.batch_ns or began_ns, step.batch_wait_ns
+        first_ns: int = step.batch_ns or began_ns
+        moved_ns: int = step.batch_wait_ns
         step.batch_ns = step.batch_wait_ns = step.next_event = 0
         stalled_ns = self._process.save_timer.stalled_ns
         if self.evaluation is None:
@@ -206,7 +192,7 @@ class ActivityTimer(CaptureTimer):
             self._add(Span(COMPILATION, self._compiling_since_ns, time.monotonic_ns()))
 
     def _on_full_collection(self, phase: str) -> None:
-        """Python looks through all of its objects, which stops every thread; short collections are left out."""
+        """Python looks through all of its objects, which stops every thread."""
         now_ns = time.monotonic_ns()
         began_ns, self._collecting_since_ns = self._collecting_since_ns, now_ns if phase == "start" else 0
         if phase != "start" and began_ns and now_ns - began_ns >= _SHORTEST_GARBAGE_NS and not self._process.dead:

@@ -12,32 +12,18 @@ from __future__ import annotations
 import sys
 from collections import deque
 from time import monotonic_ns as _now_ns
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from perfscope.constants import NS_PER_MS
 from perfscope.hooks.open_window import UNTIMED
+from perfscope.hooks.timers.probes import MOST_PENDING, CudaEvent
 from perfscope.wire.passes import MicroBatchRecord, PassRange
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-#: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
-_MAX_PENDING = 16
 #: The passes of so many steps are timed, and then of one step in so many: a power of two.
 _FIRST_STEPS, _PERIOD = 32, 16
-
-
-class CudaEvent(Protocol):
-    """What is used of torch.cuda.Event."""
-
-    def record(self) -> None:
-        """Mark this moment in the current stream."""
-
-    def query(self) -> bool:
-        """Whether the device has reached it."""
-
-    def elapsed_time(self, end: CudaEvent) -> float:
-        """Milliseconds on the device to a later event."""
 
 
 #: A moment: an event of the device, or nanoseconds of the host's clock.
@@ -49,8 +35,6 @@ TimedPass: TypeAlias = "tuple[Identity, int, Mark | None, AbstractContextManager
 
 
 class _Step(NamedTuple):
-    """The passes of a step, each with its virtual stages and its two moments."""
-
     number: int
     passes: list[tuple[Identity, int, Mark, Mark]]
     has_ranges: bool
@@ -82,10 +66,7 @@ class PassTimer:
     def begin(
         self, kind: str, microbatch: int, stage: int, stages: int, device: int, devices: int, *, in_window: bool
     ) -> TimedPass:
-        """A pass is about to be launched: see ``PassRange``; ``stages`` are those of the model.
-
-        A range goes around it for the trace of an open window.
-        """
+        """A pass is about to be launched: see ``PassRange``; ``stages`` are those of the model."""
         identity, begin, profiler_range = (kind, microbatch, stage, device, devices), self._now(), None
         if in_window:
             profiler_range = sys.modules["torch"].profiler.record_function(PassRange(*identity).name)
@@ -106,9 +87,7 @@ class PassTimer:
     def take_micro_batches(self, seen: int, calls: int) -> int:
         """The number of micro-batches that the step which ends ran forward; 0 where the model's calls say it.
 
-        Args:
-            seen: How many different ones were seen; all of them where passes do not rest.
-            calls: Calls of the model.
+        ``seen`` are the different ones: all of them where passes do not rest.
         """
         forwards, rests = UNTIMED.forwards, UNTIMED.rest
         UNTIMED.forwards, UNTIMED.rest = 0, False
@@ -122,12 +101,8 @@ class PassTimer:
     def rest(self, steps: int, last: int) -> int:
         """Let the passes of the next step rest, if they are not timed, and need not be counted.
 
-        Args:
-            steps: Completed steps.
-            last: Up to so many completed steps the end of a step is nothing special.
-
-        Returns:
-            The same, but that it is special before a step whose passes are timed.
+        Up to ``last`` completed steps the end of a step is nothing special. Returns the same, at most up to the step
+        before one whose passes are timed.
         """
         next_timed = (steps | self.untimed) + 1
         if not self._is_called_once or next_timed == steps + 1:
@@ -140,7 +115,7 @@ class PassTimer:
         self.untimed = 0 if number < _FIRST_STEPS else _PERIOD - 1
         if self._current:
             self._pending.append(self._take(number))
-        while len(self._pending) > _MAX_PENDING:
+        while len(self._pending) > MOST_PENDING:
             self._recycle(self._pending.popleft())
 
     def discard_current(self) -> None:

@@ -14,25 +14,35 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns as _now_ns
 from time import process_time_ns as _process_ns
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from perfscope.constants import NS_PER_MS
 
 if TYPE_CHECKING:
-    from perfscope.hooks.timers.passes import CudaEvent
     from perfscope.wire.host import DeviceProbe
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 #: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
 _FEWEST_STEPS = 16
-#: Later probes add to medians of many, and come less often.
-_FIRST_PROBES, _FEWEST_LATER_STEPS = 24, 64
-#: Probes that the device has not reached yet; beyond that the oldest is given up.
-_MOST_PENDING = 8
+#: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
+MOST_PENDING = 16
 #: Passes of one step that are timed; with more of them the step is left out.
 _MOST_PASSES = 32
 #: Modules that FSDP 2 shards, of which the first are timed.
 _MOST_UNITS = 8
+
+
+class CudaEvent(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self) -> None:
+        """Mark this moment in the current stream."""
+
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+
+    def elapsed_time(self, end: CudaEvent) -> float:
+        """Milliseconds on the device to a later event."""
 
 
 def _never_fails(method: _Method) -> _Method:
@@ -87,7 +97,7 @@ class ShardedUnits:
 
 
 class _Launch:
-    """Work that the host launches between two moments, and the events around it."""
+    """Work that the host launches, and the events around it."""
 
     __slots__ = ("began_ns", "begin", "end", "ended_ns", "is_ahead")
 
@@ -98,7 +108,6 @@ class _Launch:
         self.is_ahead = False
 
     def finish(self, end: CudaEvent) -> None:
-        """All of it was launched."""
         self.end = end
         self.is_ahead = not self.begin.query()
         self.ended_ns = _now_ns()
@@ -112,8 +121,6 @@ class _Launch:
 
 
 class _Moments:
-    """The events of one step."""
-
     __slots__ = ("began_ns", "begin", "forwards", "idle_ns", "process_ns", "step", "units", "update")
 
     def __init__(self, begin: CudaEvent) -> None:
@@ -151,7 +158,6 @@ class DeviceProbes:
         self._is_capturing: Callable[[], bool] = bool
         self._make_probe: Callable[..., DeviceProbe] | None = None
         self._moments: _Moments | None = None
-        self._count = 0
         self._pending: deque[_Moments] = deque()
         #: Events that were read, to be recorded again; the thread that reads adds them.
         self._unused: deque[CudaEvent] = deque()
@@ -171,8 +177,7 @@ class DeviceProbes:
     @_never_fails
     def start(self, step: int) -> None:
         """A step is about to begin that will be probed."""
-        self._count += 1
-        self.next_step = step + (_FEWEST_STEPS if self._count < _FIRST_PROBES else _FEWEST_LATER_STEPS)
+        self.next_step = step + _FEWEST_STEPS
         event = self._mark()
         if event is not None:
             self._moments = _Moments(event)
@@ -193,7 +198,7 @@ class DeviceProbes:
 
     @_never_fails
     def on_forward_end(self) -> None:
-        """All of a forward pass was launched."""
+        """It was launched."""
         event, moments = self._mark(), self._moments
         if moments is not None and moments.forwards and event is not None:
             moments.forwards[-1].finish(event)
@@ -243,7 +248,7 @@ class DeviceProbes:
             moments.step = step
             moments.idle_ns = max(0, _now_ns() - moments.began_ns - (_process_ns() - moments.process_ns))
             self._pending.append(moments)
-            while len(self._pending) > _MOST_PENDING:
+            while len(self._pending) > MOST_PENDING:
                 self._pending.popleft()
 
     def discard(self) -> None:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope import wire
 from perfscope.hooks.facts.launched_rank import is_daemon_process
@@ -22,9 +22,6 @@ from perfscope.wire.records import CheckpointRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-
-    from perfscope.hooks.rank_files import RankFiles
-    from perfscope.hooks.step import StepAccumulator
 
 #: Asking whether a save is complete is no wait.
 _SHORTEST_WAIT_NS = 1_000_000
@@ -52,7 +49,7 @@ class WrittenFiles:
         self._began_s = time.time()
 
     def add_file(self, path: object, size_bytes: int | None) -> None:
-        """A file was written; None where its size is unknown, and with it that of the save."""
+        """A file was written; None where its size is unknown, and so is the save's."""
         self._sizes[str(path) if "://" in str(path) else os.path.normpath(str(path))] = size_bytes
 
     def add_bytes(self, size_bytes: int | None) -> None:
@@ -63,7 +60,7 @@ class WrittenFiles:
             self._unnamed_bytes = (self._unnamed_bytes or 0) + size_bytes
 
     def add_text_folder(self, folder: str) -> None:
-        """The save writes configurations or a tokenizer into a folder, from this process."""
+        """Into this folder the process writes configurations or a tokenizer."""
         self._text_folders.add(folder)
 
     def add_text_files(self) -> None:
@@ -99,19 +96,13 @@ class WrittenFiles:
 
 @dataclass(eq=False)
 class TimedSave:
-    """A save that is under way.
+    """A save that is under way; see ``CheckpointRecord``.
 
     Attributes:
-        source, path, step: As in CheckpointRecord.
-        start_ns: When it began.
-        is_asynchronous: Whether writing goes on during training.
         is_stalling: Whether it began in the thread that trains, which waits until the call returns.
         end_ns: When training could go on; None while it is stalled.
-        is_drained: Whether an asynchronous save was seen to end.
-        drained_ns: When it was complete on disk; None where it was not seen, or failed.
-        waits: When training waited for its end, later.
+        is_drained: Whether an asynchronous save was seen to end, also by a failure.
         waiting_since_ns: Since when training waits for it now; None while it does not.
-        files: What this process is known to have written.
         is_in_writer: Inside a storage writer, which reports all that is saved in it.
     """
 
@@ -136,36 +127,17 @@ class TimedSave:
             self.waits.append((began_ns, now_ns))
 
 
-class TimedProcess(Protocol):
-    """What timers need of the capture that they belong to."""
-
-    dead: bool
-    files: RankFiles
-    save_timer: SaveTimer
-    step: StepAccumulator
-
-    def abandon(self, reason: str) -> None:
-        """End the capture after a failure."""
-
-    def is_training_thread(self) -> bool:
-        """Whether this is the thread that trains."""
-
-
 class CaptureTimer:
-    """A part of a capture whose methods are safe to call from training.
+    """A part of a ``Capture`` whose methods are safe to call from training; they took ``hook_ns``."""
 
-    Attributes:
-        hook_ns: Time that they took since it was last taken.
-    """
-
-    def __init__(self, process: TimedProcess) -> None:
+    def __init__(self, process: Any) -> None:
         self.hook_ns = 0
         self._process = process
 
     @property
     def dead(self) -> bool:
         """Whether the capture has ended."""
-        return self._process.dead
+        return bool(self._process.dead)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
@@ -185,7 +157,7 @@ class SaveTimer(CaptureTimer):
         stalled_ns: How long saves have stalled the running step so far.
     """
 
-    def __init__(self, process: TimedProcess) -> None:
+    def __init__(self, process: Any) -> None:
         super().__init__(process)
         self.stalled_ns = self._hook_ns_before_stall = 0
         self.is_in_use = False
@@ -208,11 +180,8 @@ class SaveTimer(CaptureTimer):
     ) -> Iterator[TimedSave | None]:
         """Time what runs inside as one save; None where it is a part of another one.
 
-        Args:
-            source: What is timed.
-            path: Where it is saved to, as the framework states it.
-            is_asynchronous: Whether writing goes on during training, after the call.
-            text_folder: Where this process writes configurations or a tokenizer, too.
+        Writing of an asynchronous one goes on after the call. This process may write configurations or a tokenizer,
+        too, into ``text_folder``.
         """
         save = self._begin(source, path, is_asynchronous=is_asynchronous)
         if text_folder is not None:
@@ -265,7 +234,9 @@ class SaveTimer(CaptureTimer):
                 return
             self._was_draining = True
             if failed:
-                self._note_failure(save, "an asynchronous checkpoint save")
+                self._process.files.note(
+                    f"an asynchronous checkpoint save by {save.source} failed after step {save.step}"
+                )
             save.end_wait(now_ns)
             save.is_drained, save.drained_ns = True, None if failed else now_ns
             self._write(save)
@@ -356,7 +327,6 @@ class SaveTimer(CaptureTimer):
 
     @hook_entry
     def _end(self, save: TimedSave | None, *, failed: bool) -> None:
-        """The call returned; an asynchronous save may still be writing."""
         if save is None:
             return
         is_drained = False
@@ -370,7 +340,7 @@ class SaveTimer(CaptureTimer):
         save.files.add_text_files()
         if failed:
             self._remove_draining(save)
-            self._note_failure(save, "a checkpoint save")
+            self._process.files.note(f"a checkpoint save by {save.source} failed after step {save.step}")
         elif is_drained or not save.is_asynchronous:
             self._write(save)
         elif not save.is_stalling:
@@ -390,11 +360,7 @@ class SaveTimer(CaptureTimer):
             self._draining.remove(save)
             return True
 
-    def _note_failure(self, save: TimedSave, kind: str) -> None:
-        self._process.files.note(f"{kind} by {save.source} failed after step {save.step}")
-
     def _write(self, save: TimedSave) -> None:
-        """Write its record, once training can go on."""
         with self._lock:
             if save.end_ns is None:
                 return

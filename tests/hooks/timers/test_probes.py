@@ -105,17 +105,6 @@ def test_a_device_that_comes_to_work_when_half_of_it_was_launched_waited_for_the
     assert probes.read() == {"probe": DeviceProbe(5, 0, None, 30_000_000, 3_000_000, None, 1_000_000, 0)}
 
 
-def test_later_probes_come_less_often(probes: DeviceProbes) -> None:
-    turns, probed = range(0, 2400, 20), list[int]()
-    for step in turns:  # a turn of the thread each 20 steps
-        if step >= probes.next_step:
-            probes.start(step)
-            probes.finish(step + 1)
-            probed.append(step)
-    assert probed[:24] == list(turns[:24])
-    assert probed[24:] == list(range(460 + 80, 2400, 80))
-
-
 def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(
     probes: DeviceProbes, device: Device
 ) -> None:
@@ -132,7 +121,7 @@ def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(
 def test_a_device_that_hangs_does_not_fill_the_memory(probes: DeviceProbes, device: Device) -> None:
     for step in range(100):
         run_step(probes, device, step)
-    assert len(probes._pending) <= 8
+    assert len(probes._pending) <= 16
 
 
 class Group:
