@@ -47,13 +47,10 @@ class TraceEvent(msgspec.Struct, omit_defaults=True):
 
 
 def to_ns(text: bytes) -> int:
-    """Nanoseconds of a number of microseconds, as a trace writes it.
+    """Nanoseconds of a number of microseconds, as a trace writes it. Raises ValueError: it is no number.
 
     >>> to_ns(b"4454887821519.163"), to_ns(b'"-1.5"'), to_ns(b"2e3")
     (4454887821519163, -1500, 2000000)
-
-    Raises:
-        ValueError: It is no number.
     """
     whole, point, fraction = text.strip(b'"').partition(b".")
     if len(fraction) <= _DECIMALS and whole.isdigit() and (fraction.isdigit() or not point):
@@ -91,27 +88,21 @@ def to_json(value: object) -> msgspec.Raw:
 
 def to_text(events: list[TraceEvent]) -> bytes:
     """Events as they stand in a list, one a line, without the list's brackets."""
-    encode = msgspec.json.encode
-    return b",\n".join([encode(event) for event in events])
+    return b",\n".join(map(msgspec.json.encode, events))
 
 
 #: The process that holds the tracks of all ranks.
 OVERVIEW = 1
 _NUMBERS_PER_RANK = 10_000
-_FIRST_DEVICE = 100
 _FIRST_OTHER = 1_000
 _ARROWS_PER_TRACE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A rank's slot, or that of a trace whose rank is not known.
+    """A rank's place, or of a trace whose rank is not known: ``position`` from 1, ``label`` as ``rank 3 (dp 1, pp 0)``.
 
-    Attributes:
-        position: Its position among the ranks, from 1.
-        label: Its name and its position in the layout: ``rank 3 (dp 1, pp 0)``.
-        host: Its machine; ``""`` where not stated.
-        process: The id of the process that was profiled, or ABSENT.
+    ``process`` is the id of the process that was profiled, or ABSENT.
     """
 
     position: int
@@ -126,14 +117,14 @@ class Slot:
 
     def device_process(self, device: int) -> int:
         """The number that stands for one of its devices."""
-        return self.host_process + _FIRST_DEVICE + device
+        return self.host_process + 1 + device
 
     def other_process(self, index: int) -> int:
         """The number of whatever else its trace lists as a process."""
         return self.host_process + _FIRST_OTHER + index
 
     def name_process(self, owner: int | str, process: int) -> str:
-        """What viewers call a process: its rank's own on the host, or another one that its trace lists."""
+        """What viewers call its own process on the host, or another one that its trace lists."""
         if process != self.host_process:
             return f"{self.label}: {f'process {owner}' if isinstance(owner, int) else owner or 'profiler'}"
         where = f" {self.host}" if self.host else ""

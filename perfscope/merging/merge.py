@@ -57,14 +57,7 @@ _FIRST_NAMED_THREAD = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What of a job is merged; all of it where a field is empty.
-
-    Attributes:
-        ranks: These ranks.
-        steps: From the beginning of these steps to their end.
-        rank_rule: How the rank of a trace that does not state it is found.
-        workers: How many traces are moved at once.
-    """
+    """What of a job is merged: some ranks, from the begin of some steps to their end; all where these are empty."""
 
     ranks: frozenset[int]
     steps: tuple[int, ...]
@@ -85,16 +78,9 @@ class MergedTrace:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The merged file.
+    """The merged file, its traces in the order of ranks, and how many operations of several ranks it shows.
 
-    Attributes:
-        path: Where it is.
-        bytes: Its size.
-        traces: What it was made of, in the order of ranks.
-        reference: The rank whose clock is the common one; absent where the hosts' clocks are taken as they are.
-        operations: How many operations of several ranks it shows.
-        notes: What a reader must know, as sentences.
-        damage: What could not be read, as sentences.
+    ``reference`` is the rank whose clock is the common one; None where the hosts' clocks are taken as they are.
     """
 
     path: Path
@@ -109,9 +95,7 @@ class Merged:
 def merge(inputs: Inputs, target: Path, choice: Choice) -> Merged:
     """Write the merged file.
 
-    Raises:
-        MissingInput: Nothing is left of what was chosen.
-        SourceError: No trace can be read, or the file cannot be written.
+    Raises MissingInput: nothing is left of what was chosen. SourceError: no trace can be read, or the file be written.
     """
     typed = frozenset(inputs.locations)
     measured = _map(partial(_measure, typed=typed, rank_rule=choice.rank_rule), inputs.at_hand(), choice.workers)
@@ -158,7 +142,6 @@ def _measure(trace: str, typed: frozenset[str], rank_rule: RankRule) -> tuple[tu
 
 
 def _select(job: JobTracks, ranks: frozenset[int]) -> JobTracks:
-    """The job without the other ranks."""
     if not ranks:
         return job
     return JobTracks(
@@ -182,16 +165,9 @@ def _explain_emptiness(job: JobTracks) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """How one trace is moved.
+    """How one trace is moved to ``path``: ``shift_ns`` is added to its times.
 
-    Attributes:
-        trace: The file.
-        index: Its position among all traces.
-        slot: The slot of its rank.
-        shift_ns: Added to its times.
-        last_ns: What lies before 0 or after this is left out; None where all of it is wanted. After the shift.
-        devices: Its devices that ran something.
-        path: Where it is written.
+    What then lies before 0 or after ``last_ns`` is left out. ``devices`` are those that ran something.
     """
 
     trace: str
@@ -205,8 +181,6 @@ class _Move:
 
 @dataclass(frozen=True, slots=True)
 class _MovedPiece:
-    """A moved trace."""
-
     path: Path
     events: int
     damage: tuple[str, ...] = ()
@@ -255,12 +229,7 @@ def _write_piece(move: _Move) -> _MovedPiece:
 
 
 class _MovedTrace:
-    """The events of one trace in the merged timeline.
-
-    Attributes:
-        events: How many were written.
-        without_time: How many state no time that can be read, and are left out.
-    """
+    """The events of one trace in the merged timeline; those that state no time are left out."""
 
     def __init__(self, move: _Move) -> None:
         self.events = self.without_time = 0
@@ -271,11 +240,7 @@ class _MovedTrace:
         self._arrows: dict[tuple[str, bytes], list[TraceEvent]] = {}
 
     def read(self) -> Iterator[list[TraceEvent]]:
-        """Yield the events, some at a time.
-
-        Raises:
-            SourceError: The file cannot be read.
-        """
+        """Yield the events, some at a time. Raises SourceError: the file cannot be read."""
         for events in read_events(self._move.trace, TraceEvent):
             moved = [event for event in events if self._moves(event)]
             self.events += len(moved)

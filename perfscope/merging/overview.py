@@ -20,7 +20,7 @@ _BEFORE_ALL_TRACES = -1
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Something that took a while, in nanoseconds on the common clock."""
+    """Something that took a while, on the common clock."""
 
     name: str
     start_ns: int
@@ -34,13 +34,9 @@ def draw_overview(
     origin_ns: int,
     within: tuple[int, int] | None,
 ) -> Iterator[TraceEvent]:
-    """The tracks of all ranks.
+    """The tracks of all ranks; ``origin_ns`` on the common clock is written as 0.
 
-    Args:
-        tracks: What they show.
-        slots: The slot of each trace.
-        origin_ns: The moment on the common clock that is written as 0.
-        within: What does not overlap these moments of the common clock is left out; all of it where absent.
+    What does not overlap the moments ``within`` is left out.
     """
     yield from name_track(OVERVIEW, "all ranks (perfscope)", 0)
     lanes = _Lanes(origin_ns, within)

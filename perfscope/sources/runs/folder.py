@@ -16,11 +16,7 @@ def is_run(path: Path) -> bool:
 
 
 def is_run_at(location: str) -> bool:
-    """Whether a path or a URL is a run of ``perfscope profile``.
-
-    Raises:
-        SourceError: The store does not say.
-    """
+    """Whether a path or a URL is a run of ``perfscope profile``. Raises SourceError: the store does not say."""
     if not is_url(location):
         return is_run(Path(location))
     if kind_of(location) != FOLDER:  # asked for first, so that an error names what was typed
@@ -29,11 +25,7 @@ def is_run_at(location: str) -> bool:
 
 
 def find_runs(location: str) -> list[str]:
-    """The run that a path or a URL is, or the runs in that folder, in the order of their names.
-
-    Raises:
-        SourceError: The store does not say.
-    """
+    """The run at a path or a URL, or the runs in that folder by name. Raises SourceError: the store does not say."""
     if not is_folder_at(location):
         return []
     if is_run_at(location):
@@ -46,9 +38,5 @@ def find_runs(location: str) -> list[str]:
 
 
 def is_folder_at(location: str) -> bool:
-    """Whether a path or a URL is a folder.
-
-    Raises:
-        SourceError: The store does not say.
-    """
+    """Whether a path or a URL is a folder. Raises SourceError: the store does not say."""
     return kind_of(location) == FOLDER if is_url(location) else Path(location).is_dir()

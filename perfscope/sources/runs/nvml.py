@@ -143,7 +143,7 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
 
 
 def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[Iterable[_Line]]]]:
-    """The files of each sampler, as its host and their lines, in the order of time."""
+    """The files of each sampler: its host and their lines, in the order of time."""
     firsts: dict[tuple[str, int], tuple[_Line, Path]] = {}
     for path in sorted(folder.glob("*.jsonl")) + sorted(folder.glob(f"*.jsonl{_COMPRESSED}")):
         first = _first_line(path, damage)

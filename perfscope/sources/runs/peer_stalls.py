@@ -28,12 +28,9 @@ _LONGEST = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stalls:
-    """What the ranks of a job did of one kind, on one clock.
+    """What the ranks of a job did of one kind, on one clock: disjoint stretches, a row each with its start and its end.
 
-    Attributes:
-        by_rank: The stretches of each rank, ascending and disjoint: one row each, with its start and its end.
-        of_all: Those of all ranks together.
-        longest: For each of these the ranks with the longest stretches in it, the longest first.
+    ``longest`` are, for each stretch of all, the ranks with the longest stretches in it.
     """
 
     by_rank: Mapping[int, Int64]
@@ -78,7 +75,6 @@ def find_peer_stalls(tables: Sequence[Steps], timelines: Sequence[Timeline]) -> 
 
 
 def _list_own(table: Steps, timeline: Timeline, offset_ns: int) -> dict[str, Int64]:
-    """What a rank did besides training, by kind, on the common clock."""
     spans, ends = timeline.spans, table.end_ns
     edges = np.stack([spans.start_ns, spans.end_ns], axis=1)
     own = {kind: edges[spans.kind == kind] for kind in _OF_SPANS}
@@ -116,7 +112,6 @@ def _merge(stretches: Int64) -> tuple[Int64, Int64]:
 
 
 def _covered(stretches: Int64, begins_ns: Int64, ends_ns: Int64) -> Int64:
-    """How much of each step disjoint stretches cover."""
     before = np.concatenate([[0], np.cumsum(stretches[:, 1] - stretches[:, 0])])
 
     def until(moments: Int64) -> Int64:

@@ -15,13 +15,9 @@ from perfscope.wire.records import RankRecord
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One process that had a rank.
+    """One process that had a rank; times are of its host's wall clock.
 
-    Attributes:
-        folder: Its folder.
-        record: Its rank, host and clocks.
-        step_ends_ns: When each of its steps ended, by number, on its host's wall clock.
-        first_ns, last_ns: The first and the last time at which it is known to have lived, on that clock.
+    ``step_ends_ns`` are by the step's number. From ``first_ns`` to ``last_ns`` it is known to have lived.
     """
 
     folder: Path
@@ -38,15 +34,7 @@ class RankProcess:
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A run.json as one host wrote it.
-
-    Attributes:
-        document: The JSON object.
-        run_id: The id that ``perfscope profile`` gave the run.
-        host: The host that wrote it.
-        started_ns: When the command was started, on that host's wall clock.
-        has_ended: Whether the command's end was noted.
-    """
+    """A run.json as one host wrote it; ``started_ns`` is of that host's wall clock."""
 
     document: Mapping[str, object]
     run_id: str | None

@@ -41,11 +41,7 @@ decode_micro_batch = msgspec.json.Decoder(MicroBatchRecord).decode
 
 
 def decode_event(line: bytes) -> WindowRecord | NoteRecord | EndRecord:
-    """A line of ``events.jsonl``.
-
-    Raises:
-        msgspec.MsgspecError: It is no event of a kind that is known; or another error of ``DAMAGE``.
-    """
+    """A line of ``events.jsonl``. Raises an error of ``DAMAGE``: it is no event of a kind that is known."""
     fields = msgspec.json.decode(line, type=dict[str, object])
     kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in _EVENTS:
@@ -54,23 +50,14 @@ def decode_event(line: bytes) -> WindowRecord | NoteRecord | EndRecord:
 
 
 def read_record(path: Path, kind: type[_Record]) -> _Record:
-    """The record that a file of JSON holds.
-
-    Raises:
-        OSError: It cannot be read.
-        msgspec.MsgspecError: It is no such record, or has an impossible number; or another error of ``DAMAGE``.
-    """
+    """The record that a file of JSON holds. Raises OSError, or an error of ``DAMAGE``."""
     content = read_regular(path)
     require_possible(content)
     return msgspec.json.decode(content, type=kind)
 
 
 def require_possible(content: bytes) -> None:
-    """Refuse JSON that holds an integer beyond what any clock or file has, other than in a configuration.
-
-    Raises:
-        msgspec.MsgspecError: It does, or it is no JSON; or another error of ``DAMAGE``.
-    """
+    """Raise an error of ``DAMAGE`` for an integer beyond what any clock or file has, other than in a configuration."""
     if _LONG_NUMBER.search(content) and _is_impossible(msgspec.json.decode(content)):
         raise msgspec.ValidationError("an impossible number")
 
@@ -84,13 +71,7 @@ def _is_impossible(value: object) -> bool:
 
 
 def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[str]) -> list[_Record]:
-    """The records of a file; none where it does not exist.
-
-    Args:
-        path: The file.
-        decode: Decodes a line.
-        damage: Gets a text for each line that cannot be read.
-    """
+    """The records of a file; none where it does not exist. ``damage`` gets a text for each line that cannot be read."""
     if not path.exists() and path.suffix != _COMPRESSED:
         path = path.with_name(path.name + _COMPRESSED)  # it was compressed after it was listed
     if not path.is_file():

@@ -43,7 +43,6 @@ from perfscope.wire.setup import SetupRecord
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
-_MOST_RANGES_SHOWN = 16
 #: What torch reads the setting of its allocator from.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _NO_RANKS = (
@@ -54,19 +53,7 @@ _NO_RANKS = (
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What one process of a rank wrote.
-
-    Attributes:
-        number: Its rank's number.
-        rank: Its rank; None where ``rank.json`` cannot be read.
-        steps: Its steps; None where it completed none.
-        windows: Its finished windows.
-        micro_batches: The passes of its micro-batches.
-        timeline: Its life; None where it completed no step.
-        model: Its model; None where it recorded none.
-        saves: Its checkpoint saves.
-        setup: How it trains; None where that was not recorded.
-    """
+    """What one process of a rank wrote; what is None was not recorded or cannot be read."""
 
     number: int
     rank: Rank | None
@@ -125,7 +112,6 @@ def _read_memory(run: Path) -> tuple[AllocatorHistory, ...]:
 
 
 def _stated(facts: Mapping[str, object], name: str, kind: type[_T], default: _D) -> _T | _D:
-    """What a run states of itself, as a type; the default where it states nothing of that type."""
     try:
         return msgspec.convert(facts.get(name), kind)
     except msgspec.ValidationError:
@@ -139,14 +125,11 @@ def _allocator(facts: Mapping[str, object]) -> str:
 
 
 def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
-    """The ranks that never reported, in words."""
     if not ranks:
         return [_NO_RANKS]
     world_size = max(rank.world_size for rank in ranks)
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
-    if not missing:
-        return []
-    return [f"{len(missing)} of {world_size} ranks never reported: {format_ranges(missing, _MOST_RANGES_SHOWN)}"]
+    return [f"{len(missing)} of {world_size} ranks never reported: {format_ranges(missing)}"] if missing else []
 
 
 def _rank_folders(ranks: Path) -> Iterator[tuple[Path, int, int]]:
@@ -206,7 +189,6 @@ def read_rank(
 
 
 def _coordinates(folder: Path) -> dict[str, int]:
-    """The rank's index on each axis of parallelism; empty where it recorded none."""
     coordinates = _read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
     if not isinstance(coordinates, dict):
         return {}
@@ -228,10 +210,7 @@ def _to_window(rank: int, attempt: int, record: WindowRecord) -> Window:
 
 
 def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> tuple[MicroBatches, ...]:
-    """The passes of micro-batches that the hooks timed; what cannot be read is added to ``damage``.
-
-    A record that leaves the order out has that of the record before it.
-    """
+    """The passes of micro-batches that the hooks timed; a record without an order has the one before it."""
     passes: list[MicroBatches] = []
     order: tuple[str, ...] = ()
     segments = read_segments(folder, wire.MICRO_BATCHES_FILE, decode_micro_batch, damage)
@@ -254,7 +233,6 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
 
 
 def _read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
-    """How a process trains; None where it recorded nothing of it."""
     try:
         return read_record(folder / wire.SETUP_FILE, SetupRecord)
     except FileNotFoundError:
@@ -265,7 +243,6 @@ def _read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
 
 
 def _read_object(path: Path, damage: list[str]) -> dict[str, object]:
-    """The JSON object in a file; empty where it cannot be read, which is added to ``damage``."""
     if not path.is_file():
         damage.append(f"{path.name} is missing")
         return {}

@@ -22,14 +22,7 @@ SAVE = "save"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSaves:
-    """The saves of one process of a rank.
-
-    Attributes:
-        rank, attempt: The process.
-        host: Its machine; absent where unknown.
-        offset_ns: What its monotonic clock is behind the wall clock.
-        records: Its saves, in order.
-    """
+    """The saves of one process of a rank, in order; its monotonic clock is ``offset_ns`` behind the wall clock."""
 
     rank: int
     attempt: int
@@ -39,7 +32,7 @@ class ProcessSaves:
 
 
 def read_process_saves(folder: Path, rank: int, attempt: int, damage: list[str]) -> ProcessSaves:
-    """Read the saves of one process; ``damage`` gets a text for each line that cannot be read."""
+    """``damage`` gets a text for each line that cannot be read."""
     records = tuple(read_records(folder / wire.CHECKPOINTS_FILE, decode_checkpoint, damage))
     identity = read_rank_record(folder)
     if identity is None:
@@ -118,15 +111,7 @@ def to_timeline(
     events: Sequence[object],
     saves: Sequence[CheckpointRecord],
 ) -> Timeline:
-    """Put together what one process of a rank recorded.
-
-    Args:
-        number: The rank, and which of its processes it is.
-        record: Who the rank is; None where that cannot be read.
-        step_spans: What happened besides training in its completed steps.
-        events: Its windows, its notes and its end.
-        saves: Its checkpoint saves.
-    """
+    """Put together what one process of a rank recorded; ``number`` is the rank, and which of its processes it is."""
     end = next((event for event in reversed(events) if isinstance(event, EndRecord)), None)
     spans = list(step_spans)
     spans += end.spans or () if end is not None else ()

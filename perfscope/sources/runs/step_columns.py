@@ -30,15 +30,10 @@ _LONG_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepColumns:
-    """The steps of one process, in their order; fields of ``StepRecord``.
+    """The steps of one process, in their order; columns are fields of ``StepRecord``.
 
-    Attributes:
-        rows: How many there are.
-        numbers: Columns of numbers by name, as far as any step has them; those of lists are ``host.0`` and so on.
-        texts: Columns of texts, empty where absent.
-        flags: Columns of flags, false where absent.
-        spans: What happened besides training, with the row that it was written with.
-        probes: Steps that were timed on the device.
+    Columns of numbers are there as far as any step has them; those of lists are ``host.0`` and so on. Spans have the
+    row that they were written with.
     """
 
     rows: int
@@ -59,12 +54,7 @@ class StepColumns:
 
 
 def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
-    """All steps of a process.
-
-    Args:
-        folder: The folder of a rank.
-        damage: Gets a text for each file and line that cannot be read.
-    """
+    """All steps in the folder of a rank; ``damage`` gets a text for each file and line that cannot be read."""
     return _join(list(map(from_records, read_segments(folder, wire.STEPS_FILE, decode_step, damage))))
 
 
@@ -78,7 +68,7 @@ def read_last_step(folder: Path) -> int:
 
 
 def from_records(records: Sequence[StepRecord]) -> StepColumns:
-    """Records as columns."""
+    """The same as columns."""
     columns = {name: _to_column([getattr(record, name) for record in records]) for name in _NUMBERS}
     for name, places in _LISTS.items():
         lists = [getattr(record, name) for record in records]
@@ -98,7 +88,6 @@ def from_records(records: Sequence[StepRecord]) -> StepColumns:
 
 
 def _to_column(values: Sequence[int | None]) -> MaskedInt64 | None:
-    """A column; None where no value is known."""
     if None not in values:
         return np.ma.MaskedArray(np.asarray(values, np.int64)) if values else None
     absent = np.asarray([value is None for value in values], np.bool_)
@@ -110,7 +99,6 @@ def _absent(rows: int) -> MaskedInt64:
 
 
 def _join(parts: Sequence[StepColumns]) -> StepColumns:
-    """One after the other."""
     filled = [part for part in parts if part.rows]
     if len(filled) <= 1:
         return filled[0] if filled else from_records([])
@@ -153,16 +141,16 @@ def to_steps(rank: int, attempt: int, records: Sequence[StepRecord] | StepColumn
         step=step,
         end_ns=columns.whole("end_ns"),
         wall_ns=wall_ns,
-        source=columns.texts.get("source", np.zeros(columns.rows, "<U1")),
-        window=columns.texts.get("window", np.zeros(columns.rows, "<U1")),
-        skipped=_flags(columns, "skipped"),
+        source=columns.texts["source"],
+        window=columns.texts["window"],
+        skipped=columns.flags["skipped"],
         micro_batches=columns.number("micro_batches"),
         samples=columns.number("samples"),
         tokens=columns.number("tokens"),
         global_samples=columns.number("global_samples"),
         data_wait_ns=columns.number("data_wait_ns"),
         save_ns=columns.number("save_ns"),
-        draining=_flags(columns, "draining"),
+        draining=columns.flags["draining"],
         stalled_elsewhere=np.zeros(columns.rows, np.bool_),
         no_grad_ns=no_grad_ns,
         gap_ns=columns.number("gap_ns"),
@@ -178,10 +166,6 @@ def to_steps(rank: int, attempt: int, records: Sequence[StepRecord] | StepColumn
     )
 
 
-def _flags(columns: StepColumns, name: str) -> Bool:
-    return columns.flags.get(name, np.zeros(columns.rows, np.bool_))
-
-
 def _is_in_most_steps(no_grad_ns: MaskedInt64, step: Int64) -> bool:
     later = present(no_grad_ns)[step > 1]
     count = int(later.sum())
@@ -189,7 +173,6 @@ def _is_in_most_steps(no_grad_ns: MaskedInt64, step: Int64) -> bool:
 
 
 def _span_ns(columns: StepColumns, kind: str) -> MaskedInt64:
-    """The time of one kind of spans in each step; masked where there is none."""
     times = np.zeros(columns.rows, np.int64)
     for row, span in columns.spans:
         if span.kind == kind:
@@ -203,10 +186,7 @@ def to_host_times(columns: StepColumns) -> HostTimes | None:
     A read counts for all steps since the previous one. The sums are exact; the share of each step is an estimate. Steps
     of one read share in proportion to their durations. Where the last step is longer than the others, those get the
     rate of the latest earlier read that ended with a usual step. The last step gets the rest, which exceeds its usual
-    time by at most its excess duration. This suffices to find late steps: one that was not read took no longer than
-    usual.
-
-    Reads before or after which steps are missing, or the clock jumps, are masked with the steps they count for.
+    time by at most its excess duration. Steps around missing ones, or a clock that jumps, are masked.
     """
     if "host.0" not in columns.numbers:
         return None
@@ -245,14 +225,9 @@ class _StepBlocks:
     """Steps that were read together; all arrays but ``rows`` and ``shares`` have one value a block.
 
     Attributes:
-        steps: How many steps the process has.
         rows: The rows of all blocks, one after the other, and ``shares`` what part of its block's unread steps came
-            before the end of each.
-        firsts: Where the first row of each block stands among these.
-        last: The row that was read, the last one of the block.
-        counts: How many rows the block has.
-        unread_ns: How long the others took together; 0 where there are none.
-        last_ns: How long the last one took.
+            before the end of each. In them ``firsts`` are where blocks begin.
+        last: The row that was read, the last one of the block, which took ``last_ns``, and the others ``unread_ns``.
         rated: The block at whose rate the unread steps did their work: itself, where its last step is like the others.
     """
 
@@ -267,11 +242,9 @@ class _StepBlocks:
     rated: Int64
 
     def spread(self, column: MaskedInt64, most: Int64 | None = None) -> MaskedInt64:
-        """Spread what was counted over the steps of its block.
+        """Spread what was counted in the rows that were read over the steps of its block.
 
-        Args:
-            column: What was counted, in the rows that were read.
-            most: Of a time, how much the last step of each block can have; the others are as long as they are, too.
+        Of a time, the last step of each block can have at most ``most``, and the others their duration.
         """
         totals = np.ma.getdata(column)[self.last]
         rates = (totals / np.maximum(self.unread_ns + self.last_ns, 1))[self.rated]

@@ -16,15 +16,9 @@ _BY_BUS = "PCI_BUS_ID"
 
 
 def list_visible_devices(variable: str | None, order: str | None, gpus: Sequence[GpuSamples]) -> tuple[str, ...] | None:
-    """The UUIDs of a process's CUDA devices, in its order.
+    """The UUIDs of a process's CUDA devices, in its order; None where the order of CUDA's numbers cannot be known.
 
-    Args:
-        variable: CUDA_VISIBLE_DEVICES; None where it is not set.
-        order: CUDA_DEVICE_ORDER; None where it is not set.
-        gpus: All GPUs of the machine.
-
-    Returns:
-        UUIDs of GPUs; None where the order of CUDA's numbers cannot be known.
+    ``variable`` and ``order`` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, ``gpus`` all GPUs of the machine.
     """
     numbered = sorted((gpu for gpu in gpus if gpu.index is not None), key=lambda gpu: gpu.index or 0)
     if len(numbered) < len(gpus):
@@ -45,12 +39,7 @@ def list_visible_devices(variable: str | None, order: str | None, gpus: Sequence
 
 
 def find_device(record: RankRecord, gpus: Sequence[GpuSamples]) -> str | None:
-    """The UUID, by NVML's own name, of the device that a rank trained on; None where that is unknown.
-
-    Args:
-        record: The rank.
-        gpus: All GPUs of its machine.
-    """
+    """The UUID, by NVML's own name, of the device that a rank trained on; None where that is unknown."""
     if record.device_uuid is not None:
         return _find_by_uuid(record.device_uuid, gpus) or record.device_uuid
     visible = list_visible_devices(record.visible_devices, record.device_order, gpus)
@@ -67,7 +56,6 @@ def find_devices(record: RankRecord, gpus: Sequence[GpuSamples]) -> tuple[str, .
 
 
 def _find_by_uuid(uuid: str, gpus: Sequence[GpuSamples]) -> str | None:
-    """NVML's UUID of a GPU, whose UUID torch states."""
     return next((gpu.uuid for gpu in gpus if gpu.uuid.lower() == uuid.lower()), None)
 
 

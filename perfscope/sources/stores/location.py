@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -108,8 +107,6 @@ _EXTRAS = {
 }  # fmt: skip
 #: The libraries that write what they try to standard error, where nobody set up logging: an error says it here.
 _TALKATIVE = ("azure",)
-#: Loaded by name where a URL is opened: nothing else needs it at a start.
-_LOGGING = "logging"
 
 
 def is_url(location: str) -> bool:
@@ -133,10 +130,7 @@ def join(folder: str, name: str) -> str:
 def url_of(match: str, location: str, path: str) -> str:
     """The URL of what was found at a location, as that names its store: another form of it may lack the account.
 
-    Args:
-        match: What was found, as the file system names it.
-        location: The URL that was asked for.
-        path: The same as the file system names it.
+    ``match`` is what was found, and ``path`` the location, as the file system names them.
 
     >>> url_of("runs/zero1/run.json", "abfs://runs@account.dfs.core.windows.net/zero1/", "runs/zero1")
     'abfs://runs@account.dfs.core.windows.net/zero1/run.json'
@@ -151,9 +145,7 @@ def url_of(match: str, location: str, path: str) -> str:
 def locate(location: str) -> tuple[AbstractFileSystem, str]:
     """The file system of a URL, and the path in it.
 
-    Raises:
-        SourceError: It cannot be reached.
-        UsageError: Nothing that is installed opens it, or it contains a password.
+    Raises SourceError: it cannot be reached. UsageError: nothing that is installed opens it, or it has a password.
     """
     if _has_password(location):
         shown = location.partition(_URL)[0] + _URL + location.rpartition("@")[2]
@@ -163,7 +155,8 @@ def locate(location: str) -> tuple[AbstractFileSystem, str]:
         import fsspec  # an optional dependency
     except ImportError:
         raise UsageError(f"{location} is a URL, which needs fsspec", hint="pip install fsspec") from None
-    logging = import_module(_LOGGING)
+    import logging  # nothing else needs it at a start
+
     for library in _TALKATIVE:
         if not logging.getLogger(library).handlers:
             logging.getLogger(library).addHandler(logging.NullHandler())

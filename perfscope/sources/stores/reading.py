@@ -33,12 +33,7 @@ class NotStored(SourceError):
 
 
 def open_stored(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
-    """Open a URL for reading bytes, of which so many are asked for at once.
-
-    Raises:
-        NotStored: There is no such file.
-        SourceError: It cannot be opened.
-    """
+    """Open a URL for reading bytes, of which so many are asked for at once. Raises SourceError, as NotStored."""
     filesystem, path = locate(location)
     try:
         opened: BinaryIO = filesystem.open(path, "rb", block_size=ahead_bytes)
@@ -56,7 +51,7 @@ class StoredFile(io.BufferedIOBase, BinaryIO):
         self._opened = opened
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read so many bytes, or what is left."""
+        """See ``io.IOBase``."""
         with _as_of_disk():
             content = self._opened.read(-1 if size is None else size)
         if not content and size != 0 and self.tell() < (getattr(self._opened, "size", None) or 0):
@@ -64,24 +59,24 @@ class StoredFile(io.BufferedIOBase, BinaryIO):
         return content
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place; see ``io.IOBase.seek``."""
+        """See ``io.IOBase``."""
         with _as_of_disk():
             return self._opened.seek(offset, whence)
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """See ``io.IOBase``."""
         return self._opened.tell()
 
     def readable(self) -> bool:
-        """It is."""
+        """See ``io.IOBase``."""
         return True
 
     def seekable(self) -> bool:
-        """Whether the store gives any part of a file."""
+        """See ``io.IOBase``."""
         return self._opened.seekable()
 
     def close(self) -> None:
-        """End reading."""
+        """See ``io.IOBase``."""
         self._opened.close()
         super().close()
 
@@ -98,11 +93,7 @@ def _as_of_disk() -> Iterator[None]:
 
 
 def kind_of(location: str) -> str | None:
-    """``FILE``, ``FOLDER``, or None where there is nothing.
-
-    Raises:
-        SourceError: The store does not say.
-    """
+    """``FILE``, ``FOLDER``, or None where there is nothing. Raises SourceError: the store does not say."""
     filesystem, path = locate(location)
     try:
         kind = filesystem.info(path)["type"]
@@ -116,14 +107,14 @@ def kind_of(location: str) -> str | None:
 def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
     """The URLs of the files with such endings below a folder, or of those that a pattern matches, or of a file.
 
-    Raises:
-        SourceError: The store does not list them.
+    Raises SourceError: the store does not list them.
     """
     filesystem, path = locate(location)
     kind = kind_of(location)
     try:
         if kind == FOLDER:
-            matches = [match for match in filesystem.find(path) if match.endswith(endings) and not _is_begun(match)]
+            found = [match for match in filesystem.find(path) if match.endswith(endings)]
+            matches = [match for match in found if not match.rpartition("/")[2].startswith(".")]  # never finished
         elif kind == FILE:
             matches = [path]
         else:
@@ -134,11 +125,7 @@ def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
 
 
 def list_folders(location: str) -> list[str]:
-    """The URLs of the folders directly in a folder.
-
-    Raises:
-        SourceError: The store does not list them.
-    """
+    """The URLs of the folders directly in a folder. Raises SourceError: the store does not list them."""
     filesystem, path = locate(location)
     try:
         entries = filesystem.ls(path, detail=True)
@@ -147,31 +134,25 @@ def list_folders(location: str) -> list[str]:
     return [url_of(entry["name"], location, path) for entry in entries if entry["type"] == FOLDER]
 
 
-def list_below(location: str) -> dict[str, int]:
-    """The names of all files below a folder, relative to it, with their bytes; 0 where the store does not say them.
+def list_below(location: str) -> list[str]:
+    """The names of all files below a folder, relative to it, but those that would lead out of it.
 
-    A name that would lead out of the folder is left out.
-
-    Raises:
-        SourceError: The store does not list them.
+    Raises SourceError: the store does not list them.
     """
     filesystem, path = locate(location)
     start = f"{path.rstrip('/')}/"
     try:
-        entries = filesystem.find(path, detail=True)
+        found = filesystem.find(path)
     except failures() as error:
         raise SourceError(location, f"cannot be listed: {describe(error)}") from None
-    sizes = {key.removeprefix(start): entry.get("size") or 0 for key, entry in entries.items() if key.startswith(start)}
-    return {
-        name: size for name, size in sizes.items() if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name
-    }
+    names = [key.removeprefix(start) for key in found if key.startswith(start)]
+    return [name for name in names if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name]
 
 
 def copy_stored(files: Mapping[str, Path]) -> list[str]:
     """Copy files behind URLs, several at once; those that cannot be read, as sentences.
 
-    Raises:
-        OSError: A copy cannot be written.
+    Raises OSError: a copy cannot be written.
     """
     with ThreadPoolExecutor(_READERS) as readers:
         return [line for line in readers.map(_copy, files, files.values()) if line]
@@ -194,8 +175,3 @@ def _blocks_of(url: str) -> Iterator[bytes]:
             yield from iter(partial(source.read, MIB), b"")
         except OSError as error:
             raise SourceError(url, f"cannot be read: {error.strerror or error}") from None
-
-
-def _is_begun(path: str) -> bool:
-    """Whether a process began a file and never finished it."""
-    return path.rpartition("/")[2].startswith(".")
