@@ -12,9 +12,6 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 HTA := $(VENV)/hta
 HTA_READY := $(HTA)/.ready
-# What the tests over several hosts need besides root.
-HOST_PROGRAMS := ip ssh sshd pdsh
-HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
 
 # A server of Azure's store; `node` runs it, and npm brings it.
 AZURITE := $(VENV)/azurite
@@ -24,7 +21,7 @@ LONGEST_INSTALLATION_S := 300
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-.PHONY: demo test test-all quick lint bench docs clean hta hosts browser azurite screenshots
+.PHONY: demo test test-all quick lint bench docs clean hta browser azurite screenshots
 
 demo: $(DEMO_READY)
 	$(BIN)/perfscope doctor --demo
@@ -33,8 +30,8 @@ demo: $(DEMO_READY)
 test: lint
 	$(PYTEST) --reruns 1 -m "not full"
 
-# And what needs a cluster, a store, other hosts, a browser or a viewer.
-test-all: lint hta hosts browser azurite
+# And what needs a cluster, a store, a browser or a viewer.
+test-all: lint hta browser azurite
 	$(PYTEST) --reruns 1
 
 # What a change breaks most often, in a few minutes: everything that starts no training.
@@ -54,12 +51,6 @@ $(HTA_READY): tests/viewers/hta-requirements.txt $(READY)
 	test -x $(HTA)/bin/python || $(PYTHON) -m venv $(HTA)
 	$(HTA)/bin/python -m pip install --no-deps -q -r $<
 	touch $@
-
-# Where these programs are missing and cannot be installed, the tests that need them fail and name them.
-hosts:
-	@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
-	for program in $(HOST_PROGRAMS); do command -v $$program > /dev/null || missing="$$missing $$program"; done; \
-	test -z "$$missing" || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(HOST_PACKAGES); } || true
 
 # The tests of the page open it in a real browser. Playwright's own would have to be downloaded; Debian's does as well.
 browser:

@@ -25,9 +25,8 @@ SCRIPTS = ROOT / "tests" / "scripts"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: What needs a cluster, a store, other hosts, a browser or a viewer; `make test-all` runs them.
+#: What needs a cluster, a store, a browser or a viewer; `make test-all` runs them.
 _FULL = (
-    "collect/test_hosts.py",
     "docs/test_site.py",
     "engine/test_dask_workers.py",
     "hooks/harm/test_surroundings.py",

@@ -230,6 +230,17 @@ def test_what_cannot_be_right_is_said(
         collect(words, tmp_path / ("whole" if words == ["whole"] else "new"), None, Format.JSON)
 
 
+def test_a_part_on_another_host_comes_over_ssh(two: tuple[Path, Path], tmp_path: Path) -> None:
+    ssh = """sh -c 'test "$0" = node2 && eval "$1"'"""  # it runs the command here
+    (two[1] / "a 'b.txt").write_text("x")
+    names = [str(two[0]), f"node2:{two[1]}"]
+    outcome = collect(names, tmp_path / "whole", ssh, Format.JSON)
+    assert (outcome.exit_code, outcome.notes) == (0, ())
+    bring(*two, into=tmp_path / "local")
+    over_ssh, local = files(tmp_path / "whole"), files(tmp_path / "local")
+    assert {**over_ssh, wire.COLLECTED_FILE: b""} == {**local, wire.COLLECTED_FILE: b""}
+
+
 def test_a_host_that_does_not_answer_keeps_nobody_else(two: tuple[Path, Path], tmp_path: Path) -> None:
     ended = perfscope(
         "collect", two[0], "nowhere.invalid:/run", "-o", tmp_path / "whole", "--ssh", "false", cwd=tmp_path
