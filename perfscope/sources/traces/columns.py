@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
 from zlib import crc32
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
-from perfscope.sources.traces.callers import are_callers, is_caller, without_ids
 from perfscope.sources.traces.operator_inputs import InputTexts
 from perfscope.sources.traces.records import (
     DEVICE_CATEGORIES,
@@ -25,7 +25,6 @@ from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
     Args,
-    HostArgs,
     TimedEvent,
 )
 from perfscope.tables.activity import ThreadSpans, join_spans
@@ -46,19 +45,29 @@ from perfscope.tables.trace import (
     no_spans,
 )
 
-#: No clock is that far: 146 years.
-_LARGEST_US = 2.0**62 / NS_PER_US
+#: No clock is that far: 292 years.
+_LARGEST_US = np.iinfo(np.int64).max // NS_PER_US
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
+#: Operators that copy a result to the host, or need one of it.
+_WAITING = (
+    "item", "_local_scalar_dense", "nonzero", "is_nonzero", "_to_copy", "copy_", "masked_select", "_unique2",
+    "unique_dim", "unique_consecutive", "equal", "bincount", "repeat_interleave",
+)  # fmt: skip
+_OPERATOR = re.compile(rf"aten::(?:{'|'.join(_WAITING)})\Z")
+#: Libraries and Python's own files are not the script's; a name is ``file(line): function``.
+_FUNCTION = re.compile(
+    r"(?!torch/|<|nn\.Module|.*site-packages/|.*/lib/python\d|perfscope/|(?:contextlib|functools|threading|runpy)\.py\()"
+    r".*\.py\(\d+\): "
+)
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _DETAILS = Events.SEQUENCES | Events.SHAPES
 _NAME, _TS, _DURATION, _CATEGORY = map(attrgetter, ("name", "ts", "dur", "cat"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
-_ARGS = attrgetter("args")
+_NO_ARGS = Args()
 _E = TypeVar("_E", bound=AnyEvent | TimedEvent)
-_Arguments = TypeVar("_Arguments", Args, HostArgs)
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
@@ -68,12 +77,10 @@ class Columns:
     """Collects events block by block, and finishes them as tables.
 
     Attributes:
-        names: Every name met so far, with its number; that in a table is the number in the order of the names.
-        collectives: The metadata of communication kernels, each distinct one once.
+        names: Every name met so far, with its number; in tables names are numbered in their order.
         groups: Of each process group that a kernel names: description, ranks and size as they are written.
         dropped: How many events were left out, by reason.
-        requested: The kinds of events that are collected.
-        repeated: How many events of the device's table were there twice.
+        repeated: How many device events were there twice.
     """
 
     def __init__(self, requested: Events) -> None:
@@ -122,25 +129,24 @@ class Columns:
 
     @cached_property
     def sorted_names(self) -> list[str]:
-        """The names in order, so that nothing depends on where a file is divided; no event may be added behind it."""
+        """The names in order, so that nothing depends on where a file is divided; no event may be added afterwards."""
         return sorted(self.names)
 
     @cached_property
     def _ranks(self) -> Int32:
-        """For the number of each name its place in order."""
         ranks = np.empty(len(self.names), np.int32)
         ranks[[self.names[name] for name in self.sorted_names]] = np.arange(len(ranks), dtype=np.int32)
         return ranks
 
     def device_events(self) -> DeviceEvents:
-        """The device's table, in the order of start."""
+        """Finish the device's table."""
         columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
         names, categories, start_ns, duration_ns, device, stream, *rest = columns
         correlation, external_id, size, collective, grid = rest
         name = self._ranks[names]
         return DeviceEvents(
             name=name,
-            work=classify_work(self.sorted_names, name, categories, collective),
+            work=_classify_work(self.sorted_names, name, categories, collective),
             start_ns=start_ns,
             duration_ns=duration_ns,
             device=device,
@@ -153,7 +159,7 @@ class Columns:
         )
 
     def _without_repetitions(self, columns: list[Int64]) -> list[Int64]:
-        """Each event once, where a file contains the same launch's event again."""
+        """Each event once: some files contain those of a launch twice."""
         names, _, start_ns, duration_ns, device, stream, correlation, *_ = columns
         is_same = np.zeros(len(start_ns), np.bool_)
         is_same[1:] = np.diff(start_ns) == 0
@@ -172,33 +178,38 @@ class Columns:
         return [np.delete(column, repeated) for column in columns] if repeated else columns
 
     def host_spans(self, kind: Events) -> HostSpans:
-        """One of the host's tables, in the order of start; no event may be added behind it."""
+        """Finish one of the host's tables."""
         if kind not in self._tables:
             names, *columns = _in_order(self._host[kind], width=7, by=1)
             self._tables[kind] = HostSpans(self._ranks[names], *columns[:6])
         return self._tables[kind]
 
     def operator_details(self) -> OperatorDetails | None:
-        """What is known of the operators besides their times, where it is requested."""
+        """See ``Trace.details``."""
         if not self.requested & _DETAILS:
             return None
         return self._inputs.details(*_in_order(self._host[Events.OPERATORS], width=10, by=1)[7:])
 
     def operators(self) -> HostSpans:
-        """The operators, where they are requested; those that were collected for their times alone are left out."""
+        """The operators, where they are requested: others were collected for their times alone."""
         operators = self.host_spans(Events.OPERATORS)
         return operators if Events.OPERATORS in self.requested else operators.take(np.zeros(0, np.int64))
 
     def callers(self) -> HostSpans:
-        """What tells who made a call; empty where it is not requested."""
+        """See ``Trace.callers``."""
         if Events.CALLERS not in self.requested:
             return no_spans()
-        tables = [(kind, self.host_spans(kind)) for kind in _OF_CALLERS]
-        chosen = [spans.take(are_callers(self.sorted_names, kind)[spans.name]) for kind, spans in tables]
-        return without_ids(joined(*chosen))
+        chosen = []
+        for kind in _OF_CALLERS:
+            spans = self.host_spans(kind)
+            are_callers = np.array([is_caller(name, kind) for name in self.sorted_names], np.bool_)
+            chosen.append(spans.take(are_callers[spans.name]))
+        callers = joined(*chosen)
+        unknown = np.full(len(callers), ABSENT, np.int64)  # add_timed does not read these
+        return replace(callers, process=unknown, correlation=unknown, external_id=unknown)
 
     def in_operators(self) -> ThreadSpans | None:
-        """When threads were inside operators; None where neither these times nor the operators are requested."""
+        """See ``Trace.in_operators``."""
         if not self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
             return None
         operators = self.host_spans(Events.OPERATORS)
@@ -207,36 +218,36 @@ class Columns:
 
     def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args = arguments_of(events, HostArgs())
+        args = _arguments_of(events)
         block: _Block = (
             self._numbered(events),
             start_ns,
             duration_ns,
             self._identities(events, _PROCESS),
             self._identities(events, _THREAD),
-            integers(args, "correlation"),
-            external_ids(args),
+            _integers(args, "correlation"),
+            _external_ids(args),
         )
         if kind is Events.OPERATORS and self.requested & _DETAILS:
-            numbers = (integers(args, "number"), integers(args, "forward_thread"))
+            numbers = (_integers(args, "number"), _integers(args, "forward_thread"))
             block = (*block, *numbers, self._inputs.number(events))
         self._host[kind].append(block)
 
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args = arguments_of(events, Args())
+        args = _arguments_of(events)
         self._device.append(
             (
                 self._numbered(events),
                 np.full(len(events), category, np.int8),
                 start_ns,
                 duration_ns,
-                with_fallback(integers(args, "device"), partial(self._identities, events, _PROCESS)),
-                with_fallback(integers(args, "stream"), partial(self._identities, events, _THREAD)),
-                integers(args, "correlation"),
-                external_ids(args),
-                integers(args, "bytes"),
-                self._collectives_of(args),
+                _with_fallback(_integers(args, "device"), partial(self._identities, events, _PROCESS)),
+                _with_fallback(_integers(args, "stream"), partial(self._identities, events, _THREAD)),
+                _integers(args, "correlation"),
+                _external_ids(args),
+                _integers(args, "bytes"),
+                np.array([self._collective(arguments) for arguments in args], np.int64),
                 self._grids_of(args),
             )
         )
@@ -284,15 +295,8 @@ class Columns:
             return -2 - self._texts.setdefault(str(value), len(self._texts))
         return number if abs(number) < 1 << 63 else ABSENT
 
-    def _collectives_of(self, args: Sequence[Args]) -> Int64:
-        rows = np.full(len(args), ABSENT, np.int64)
-        for index, arguments in enumerate(args):
-            if arguments.operation is not None or arguments.group is not None:
-                rows[index] = self._collective(arguments)
-        return rows
-
     def _grids_of(self, args: Sequence[Args]) -> Int64:
-        """For each event the checksum of its grid as it is written, without spaces, so that ranks can be compared."""
+        """The checksum of each grid as it is written, without spaces, so that ranks can be compared."""
         checksums = self._grids
         texts = [bytes(arguments.grid) for arguments in args]
         for text in set(texts).difference(checksums):
@@ -300,6 +304,8 @@ class Columns:
         return np.fromiter(map(checksums.__getitem__, texts), np.int64, len(texts))
 
     def _collective(self, args: Args) -> int:
+        if args.operation is None and args.group is None:
+            return ABSENT
         group = args.group or ""
         if group not in self.groups:
             self.groups[group] = (args.description or "", args.ranks or "", args.group_size or 0)
@@ -315,13 +321,16 @@ class Columns:
             in_split=_split(args.in_split),
             out_split=_split(args.out_split),
         )
-        return self._number_of(collective)
-
-    def _number_of(self, collective: Collective) -> int:
         number = self._collective_numbers.setdefault(collective, len(self.collectives))
         if number == len(self.collectives):
             self.collectives.append(collective)
         return number
+
+
+@cache
+def is_caller(name: str, kind: Events) -> bool:
+    """Whether an event of this name tells who made a call."""
+    return bool(_OPERATOR.match(name) if kind is Events.OPERATORS else _FUNCTION.match(name))
 
 
 def _split(text: str | None) -> tuple[int, ...] | None:
@@ -332,7 +341,6 @@ def _split(text: str | None) -> tuple[int, ...] | None:
 
 
 def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:
-    """The columns of all blocks, in the order of one of them."""
     if not blocks:
         return [np.zeros(0, np.int64) for _ in range(width)]
     columns: list[Int64] = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
@@ -347,15 +355,8 @@ def to_ns(times_us: Float64) -> Int64:
     return np.asarray(microseconds.astype(np.int64) * NS_PER_US + fraction.astype(np.int64))
 
 
-def classify_work(names: Sequence[str], name: Int32, category: Int64, collective: Int64) -> Int8:
-    """What device events do.
-
-    Args:
-        names: All names.
-        name: Of each event the index of its name.
-        category: KERNEL, COPY or FILL.
-        collective: Of each event the number of its metadata, or ABSENT.
-    """
+def _classify_work(names: Sequence[str], name: Int32, category: Int64, collective: Int64) -> Int8:
+    """What device events do: a value of Work each."""
     of_kernel, of_copy = np.zeros(len(names), np.int8), np.zeros(len(names), np.int8)
     for number in distinct(name):
         text = names[number]
@@ -366,8 +367,7 @@ def classify_work(names: Sequence[str], name: Int32, category: Int64, collective
     return work
 
 
-def integers(records: Sequence[Args] | Sequence[HostArgs], name: str) -> Int64:
-    """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
+def _integers(records: Sequence[Args], name: str) -> Int64:
     try:
         return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
     except (TypeError, ValueError, OverflowError):
@@ -375,7 +375,7 @@ def integers(records: Sequence[Args] | Sequence[HostArgs], name: str) -> Int64:
 
 
 def _fitting(value: int | str | None) -> int:
-    """A value as an integer of a column; ABSENT where it is none, or too large. ROCm writes streams as ``0x0``."""
+    """A value as an integer of a column, or ABSENT. ROCm writes streams as ``0x0``."""
     try:
         if isinstance(value, str):
             number = int(value, 16 if value.startswith("0x") else 10)
@@ -386,18 +386,14 @@ def _fitting(value: int | str | None) -> int:
     return number if abs(number) < 1 << 63 else ABSENT
 
 
-def arguments_of(events: Sequence[AnyEvent], default: _Arguments) -> list[_Arguments]:
-    """The events' arguments; null is the default."""
-    args = list(map(_ARGS, events))
-    return args if all(args) else [arguments or default for arguments in args]
+def _arguments_of(events: Sequence[AnyEvent]) -> list[Args]:
+    return [event.args or _NO_ARGS for event in events]
 
 
-def external_ids(args: Sequence[Args] | Sequence[HostArgs]) -> Int64:
-    """The external ids of events, as exporters of any age write them."""
-    return with_fallback(integers(args, "external_id"), partial(integers, args, "old_external_id"))
+def _external_ids(args: Sequence[Args]) -> Int64:
+    return _with_fallback(_integers(args, "external_id"), partial(_integers, args, "old_external_id"))
 
 
-def with_fallback(column: Int64, fallback: Callable[[], Int64]) -> Int64:
-    """A column, with the values of another one where it is ABSENT."""
+def _with_fallback(column: Int64, fallback: Callable[[], Int64]) -> Int64:
     absent = column == ABSENT
     return np.where(absent, fallback(), column) if absent.any() else column

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.traces.inflate import read_blocks
-from perfscope.sources.traces.layout import start_of_events
 from perfscope.wire import TRACE_METADATA
 from perfscope.wire.traces import TraceMetadata
 
-_LARGEST_HEAD_BYTES = 16 * MIB
+LARGEST_HEAD_BYTES = 16 * MIB
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
 class _Head(msgspec.Struct, rename={"hooks": TRACE_METADATA}):
@@ -20,6 +22,15 @@ class _Head(msgspec.Struct, rename={"hooks": TRACE_METADATA}):
 
 #: Made before there are threads: msgspec resolves a type's fields once, and another thread must not meet half of them.
 _decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def start_of_events(text: bytes) -> int | None:
+    """Where the events begin: behind the bracket of ``traceEvents``, or of a bare list; None where there is neither."""
+    match = _EVENTS_KEY.search(text)
+    if match:
+        return match.end()
+    stripped = text.lstrip()
+    return len(text) - len(stripped) + 1 if stripped.startswith(b"[") else None
 
 
 def read_metadata(location: str) -> TraceMetadata | None:
@@ -34,7 +45,7 @@ def read_metadata(location: str) -> TraceMetadata | None:
             start = start_of_events(head)
             if start is not None:
                 return _decode_head(head[:start] + b"]}").hooks
-            if len(head) > _LARGEST_HEAD_BYTES:
+            if len(head) > LARGEST_HEAD_BYTES:
                 break
     except (SourceError, msgspec.MsgspecError, UnicodeDecodeError):
         pass

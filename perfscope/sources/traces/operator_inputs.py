@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from perfscope.sources.traces.records import AnyEvent, ShapedArgs
-from perfscope.sources.traces.salvage import FAILURES
+from perfscope.sources.traces.stream import FAILURES
 from perfscope.tables.columns import Int64
 from perfscope.tables.operator_details import Operand, OperatorDetails, OperatorInputs, TensorInput
 from perfscope.tables.trace import ABSENT

@@ -1,7 +1,8 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
-Operators that multiply are collected with the operators that they call, so that each product is counted once.
-Autograd's nodes are collected, too: a product inside one that autograd tracks is computed again.
+Names tell which operators multiply: PyTorch's own, and those of libraries. Attention that PyTorch writes out as
+products of its own (``_math``) is not among them. They are collected with the operators that they call, so that each
+product is counted once. So are autograd's nodes: a product inside one that autograd tracks is computed again.
 """
 
 from __future__ import annotations
@@ -9,22 +10,47 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from perfscope.sources.traces.columns import to_ns
-from perfscope.sources.traces.layout import DoesNotFit
-from perfscope.sources.traces.product_names import Meaning, find_meaning, needs_values
-from perfscope.sources.traces.salvage import FAILURES, repair
-from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.sources.traces.stream import FAILURES, DoesNotFit, list_decoder, repair
+from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.products import Product, ProductCalls, Products, Scope, Scopes
 from perfscope.tables.trace import ABSENT
 
+_OF_PYTORCH = (
+    r"mm|addmm|_addmm_activation|bmm|baddbmm|_scaled_mm(?:_v2)?|_grouped_mm|_scaled_grouped_mm(?:_v2)?|_int_mm|"
+    r"_scaled_dot_product_(?!attention_math)\w*attention\w*|_(?:flash|efficient|cudnn)_attention_(?:forward|backward)|"
+    r"(?:_|cudnn_|miopen_|mkldnn_)?convolution(?!.*double)\w*|(?:_cudnn|miopen|mkldnn)_rnn(?:_layer)?(?:_backward)?"
+)
+_CHEAP = r"_softmax|gelu|silu|relu|native_layer_norm|_fused_rms_norm"
+_FLASH = r"_flash_attn_(?:varlen_)?(?:forward|backward)"
+#: Words in names of operators of libraries that multiply, and in those of their helpers that do not.
+_OF_LIBRARIES = (
+    r"gemm|matmul|_mm\b|attention|attn|fmha|\bmha_|flash_?mla|\bmla_decode|\bpa_|moe_forward|fused_moe|fused_experts|"
+    r"ck_moe_stage|asm_moe|\w*flash_(?:fwd|bwd)\b|\bvarlen_fwd\b|\b(?:fwd|bwd)\b|f8f8bf16|bf16bf16bf16|sage_fwd"
+)
+_HELPERS = r"cache|moe_sum|moe_sorting|moe_align|topk|metadata|schedule|_norm|all_?reduce|all_?gather|reduce_?scatter"
+#: Functions with a backward pass of their own, which have no namespace.
+_FUNCTIONS = (
+    r"FlashAttn\w*Func\w*|FusedAttn\w*|\w+FlashAttn\w*Func\w*|EvoformerAttention\w*|ConvBias\w*_\w*|"
+    r"_(?:LayerNorm)?(?:Linear|MLP)(?:Backward)?|_GroupedLinear(?:Backward)?|GroupedGemm\w*|"
+    r"LinearWith\w+|MatmulTo\w+|sage_fwd\w*"
+)
+_NAME = re.compile(
+    rf"(?:aten::(?:(?P<pytorch>{_OF_PYTORCH})|(?P<cheap>{_CHEAP}))|flash_attn::(?P<flash>{_FLASH})|"
+    rf"(?P<library>(?!aten::|autograd::|torch::)\w+::(?=.*(?:{_OF_LIBRARIES}))(?!.*(?:{_HELPERS})).*)|"
+    rf"(?P<function>{_FUNCTIONS})|autograd::engine::evaluate_function: (?P<node>.*)|(?P<other_function>\w+))\Z"
+)
+_BACKWARD = re.compile(r"Backward\d*\Z")
+_COMPILED = "CompiledFunction"
+_NEEDS_VALUES = re.compile(r"convolution|(?:flash|efficient|cudnn)_attention_|varlen|\bfwd|\bbwd")
 #: A function in Python has a backward pass whose inputs are the gradients, and whose products may be no operators.
 _SUFFIX = "Backward"
 _FUNCTION = re.compile(rf"^\w*(?:Linear|MLP|Func\w*){_SUFFIX}$")
@@ -36,100 +62,107 @@ _ROUNDING_US = 0.5
 class _Args(msgspec.Struct, gc=False, rename={
     "dims": "Input Dims", "elements": "Input type", "values": "Concrete Inputs", "sequence": "Sequence number",
 }):  # fmt: skip
-    """The arguments of an operator that are needed here."""
-
     dims: msgspec.Raw = msgspec.Raw(b"")
     elements: msgspec.Raw = msgspec.Raw(b"")
     values: msgspec.Raw = msgspec.Raw(b"")
     sequence: int | None = None
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a call, as they are written: their shapes, their types, and those that are numbers."""
-
-    dims: bytes
-    elements: bytes
-    values: bytes
-
-
-#: Thread, start and end in microseconds, and operator of a call.
-_Times: TypeAlias = tuple[int, float, float, int]
-
-
 class _Event(msgspec.Struct, gc=False):
-    """The fields of one event that are needed here."""
-
     cat: str = ""
     name: str = ""
-    ts: float | str | None = None
-    dur: float | str | None = None
+    ts: float | None = None
+    dur: float | None = None
     tid: int | str | None = None
     args: _Args | None = None
 
 
-class _Operator:
-    """What is known of an operator from earlier calls.
+class Meaning(NamedTuple):
+    """What an operator's name says.
 
     Attributes:
-        meaning: What its name says.
-        is_backward: Whether it is the backward pass of a function.
-        needs_values: Whether the inputs that are numbers count.
-        needs_sequence: Whether its number in autograd counts, besides that there is one.
+        product: The operator without ``aten::``; empty where it does not multiply.
+        scope: What it is to autograd; absent where it multiplies.
+        needs_values: Whether its operations depend on inputs that are numbers: strides, or the lengths of sequences.
     """
 
-    __slots__ = ("is_backward", "meaning", "needs_sequence", "needs_values")
-
-    def __init__(self, meaning: Meaning) -> None:
-        self.meaning = meaning
-        self.is_backward = meaning.is_backward
-        self.needs_values = needs_values(meaning.product)
-        self.needs_sequence = numbers_count(meaning.product)
+    product: str = ""
+    scope: Scope | None = None
+    needs_values: bool = False
 
 
-#: Thread, start and end in microseconds, as they are written.
-Written: TypeAlias = tuple[bytes, float, float]
+@cache
+def find_meaning(name: str) -> Meaning | None:
+    """What an operator's name says; None where it neither multiplies nor tells passes apart.
+
+    >>> find_meaning("aten::mm")
+    Meaning(product='mm', scope=None, needs_values=False)
+    >>> find_meaning("autograd::engine::evaluate_function: MmBackward0").scope, find_meaning("CompiledFunction").scope
+    (<Scope.NODE: 0>, <Scope.COMPILED: 4>)
+    >>> find_meaning("vllm::unified_attention_with_output").product
+    'vllm::unified_attention_with_output'
+    """
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    product = match["pytorch"] or match["flash"] or match["library"] or match["function"]
+    if product:
+        return Meaning(product, needs_values=bool(_NEEDS_VALUES.search(product)))
+    if match["node"]:
+        is_function, is_compiled = match["node"].endswith(_SUFFIX), match["node"].startswith(_COMPILED)
+        scope = Scope.COMPILED_NODE if is_compiled else Scope.FUNCTION_NODE if is_function else Scope.NODE
+        return Meaning(scope=scope)
+    if match["cheap"]:
+        return Meaning(scope=Scope.CHEAP)
+    if not match["other_function"] or _BACKWARD.search(match["other_function"]):
+        return None
+    return Meaning(scope=Scope.COMPILED if match["other_function"] == _COMPILED else Scope.FUNCTION)
 
 
-class ScopeColumns:
-    """What tells passes apart, as columns: a thread, and times, of each."""
+class _Inputs(NamedTuple):
+    """An operator with its inputs as they are written: shapes, types, and those that are numbers."""
+
+    operator: str
+    dims: bytes
+    elements: bytes
+    values: bytes
+
+    def product(self) -> Product:
+        """The same, parsed; a list of tensors, which no product takes first, counts as no input."""
+        shapes = tuple(
+            tuple(size for size in shape if isinstance(size, int)) if isinstance(shape, list) else ()
+            for shape in json.loads(self.dims or b"[]")
+        )
+        elements, values = (tuple(text.decode() for text in _TEXT.findall(of)) for of in (self.elements, self.values))
+        return Product(self.operator, shapes, elements, values)
+
+
+class _Spans:
+    """Spans of threads as columns: a trace may have millions. Their kind is a Scope, or the number of a product."""
 
     def __init__(self) -> None:
-        self._threads: dict[bytes, int] = {}
-        self._scope, self._thread = array("b"), array("q")
-        self._start_us, self._end_us = array("d"), array("d")
+        self._integers, self._times_us = array("q"), array("d")
 
-    def add(self, scope: Scope | None, times: Written, sequence: int) -> None:
-        """Add a span, with its number in autograd or ABSENT; without a number it is a node, or does not count."""
-        if scope is None or (sequence == ABSENT and scope > Scope.COMPILED_NODE):
-            return
-        thread, start_us, end_us = times
-        self._scope.append(scope)
-        self._thread.append(self._threads.setdefault(thread, len(self._threads)))
-        self._start_us.append(start_us)
-        self._end_us.append(end_us)
+    def add(self, kind: int, event: _Event, sequence: int) -> None:
+        start_us = event.ts or 0.0
+        thread = event.tid if isinstance(event.tid, int) and abs(event.tid) < 1 << 63 else ABSENT
+        self._integers.extend((kind, thread, sequence))
+        self._times_us.extend((start_us, start_us + (event.dur or 0.0)))
 
-    def table(self) -> Scopes:
-        """The spans."""
-        ids = np.array([to_thread(written) for written in self._threads] or [ABSENT], np.int64)
-        return Scopes(
-            scope=np.frombuffer(self._scope, np.int8).astype(np.int64),
-            start_ns=to_ns(np.frombuffer(self._start_us, np.float64)),
-            end_ns=to_ns(np.frombuffer(self._end_us, np.float64)),
-            thread=ids[np.frombuffer(self._thread, np.int64)],
-        )
+    def columns(self) -> tuple[Int64, Int64, Int64, Float64, Float64]:
+        """Kind, thread, number in autograd or ABSENT, start and end in microseconds."""
+        kind, thread, sequence = np.frombuffer(self._integers, np.int64).reshape(-1, 3).T
+        start_us, end_us = np.frombuffer(self._times_us, np.float64).reshape(-1, 2).T
+        return kind, thread, sequence, start_us, end_us
 
 
 class ProductFinder:
     """Collects the products of a trace, text by text."""
 
     def __init__(self) -> None:
-        self._calls = _Calls()
-        self._scopes = ScopeColumns()
-        self._operators: dict[str, _Operator | None] = {}
-
-    def needs(self, name: str) -> bool:
-        """Whether an operator of a name is to be added."""
-        return self._operator(name) is not None
+        self._calls, self._scopes = _Spans(), _Spans()
+        self._numbers: dict[_Inputs, int] = {}
+        self._decode_list = list_decoder(_Event)
 
     def add(self, texts: Sequence[bytes]) -> None:
         """Decode events, mended where they must be.
@@ -152,166 +185,61 @@ class ProductFinder:
         Raises:
             msgspec.MsgspecError: It cannot be read.
         """
-        for event in msgspec.json.decode(events, type=list[_Event]):
-            operator = self._operator(event.name) if event.cat == "cpu_op" else None
-            if operator is not None:
-                args = event.args or _Args()
-                start_us, sequence = _number(event.ts), ABSENT if args.sequence is None else args.sequence
-                times = str(event.tid).encode(), start_us, start_us + _number(event.dur)
-                if operator.meaning.product:
-                    values = bytes(args.values) if operator.needs_values else b""
-                    inputs = _Inputs(bytes(args.dims), bytes(args.elements) if args.dims else b"", values)
-                    self._calls.add(operator, self._calls.number(operator.meaning.product, inputs), times, sequence)
-                else:
-                    self._scopes.add(operator.meaning.scope, times, sequence)
-
-    def _operator(self, name: str) -> _Operator | None:
-        """What is known of an operator; None where its name has no meaning."""
-        try:
-            return self._operators[name]
-        except KeyError:
-            meaning = find_meaning(name)
-            operator = self._operators[name] = None if meaning is None else _Operator(meaning)
-            return operator
+        for event in self._decode_list(events):
+            meaning = find_meaning(event.name) if event.cat == "cpu_op" else None
+            if meaning is None:
+                continue
+            args = event.args or _Args()
+            sequence = ABSENT if args.sequence is None else args.sequence
+            if meaning.scope is None:
+                values = bytes(args.values) if meaning.needs_values else b""
+                elements = bytes(args.elements) if args.dims else b""
+                inputs = _Inputs(meaning.product, bytes(args.dims), elements, values)
+                self._calls.add(self._numbers.setdefault(inputs, len(self._numbers)), event, sequence)
+            elif sequence != ABSENT or meaning.scope <= Scope.COMPILED_NODE:  # others count where autograd tracks them
+                self._scopes.add(meaning.scope, event, sequence)
 
     def products(self) -> Products:
-        """The products."""
-        calls, sequence = self._calls.table()
-        products, calls = link_backward(
-            [
-                Product(operator, _shapes(inputs.dims), _texts(inputs.elements), _texts(inputs.values))
-                for operator, inputs in self._calls.numbers
-            ],
-            calls,
-            sequence,
-        )
-        return Products(
-            products=products,
-            calls=calls,
-            scopes=self._scopes.table(),
-        )
-
-
-class _Calls:
-    """The calls of operators that multiply, as columns: a trace may have millions of them.
-
-    Attributes:
-        numbers: Each distinct operator with its inputs, and its number.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[str, _Inputs], int] = {}
-        self._threads: dict[bytes, int] = {}
-        self._number, self._thread, self._sequence = array("q"), array("q"), array("q")
-        self._start_us, self._end_us = array("d"), array("d")
-        self._is_tracked = array("b")
-
-    def number(self, operator: str, inputs: _Inputs) -> int:
-        """The number of a product."""
-        return self.numbers.setdefault((operator, inputs), len(self.numbers))
-
-    def add(self, operator: _Operator, number: int, times: Written, sequence: int) -> None:
-        """Add a call, with its number in autograd or ABSENT."""
-        thread, start_us, end_us = times
-        self._sequence.append(sequence if operator.needs_sequence else ABSENT)
-        self._is_tracked.append(sequence != ABSENT and not operator.is_backward)
-        self._number.append(number)
-        self._thread.append(self._threads.setdefault(thread, len(self._threads)))
-        self._start_us.append(start_us)
-        self._end_us.append(end_us)
-
-    def table(self) -> tuple[ProductCalls, Int64]:
-        """The calls by thread and start, and their numbers in autograd.
-
-        Of those that begin together, the one that ends last stands first.
-        """
-        number, thread = (np.frombuffer(column, np.int64) for column in (self._number, self._thread))
-        start_us, end_us = (np.frombuffer(column, np.float64) for column in (self._start_us, self._end_us))
+        """The products; a call that contains others stands before them."""
+        scope, of_scope, _, start_us, end_us = self._scopes.columns()
+        scopes = Scopes(scope, to_ns(start_us), to_ns(end_us), of_scope)
+        number, thread, sequence, start_us, end_us = self._calls.columns()
         order = np.lexsort((-end_us, start_us, thread))
-        number, thread, start_us, end_us = number[order], thread[order], start_us[order], end_us[order]
-        ids = np.array([to_thread(written) for written in self._threads], np.int64)
+        number, thread, sequence = number[order], thread[order], sequence[order]
+        start_us, end_us = start_us[order], end_us[order]
+        operators = [inputs.operator for inputs in self._numbers]
+        is_backward = np.array([bool(_BACKWARD.search(operator)) for operator in operators], np.bool_)
         calls = ProductCalls(
             product=number,
-            parent=self._find_parents(number, thread, start_us, end_us),
+            parent=_find_parents([operators[product] for product in number.tolist()], thread, start_us, end_us),
             start_ns=to_ns(start_us),
             end_ns=to_ns(end_us),
-            thread=ids[thread] if len(thread) else thread,
-            is_tracked=np.frombuffer(self._is_tracked, np.bool_)[order],
+            thread=thread,
+            is_tracked=(sequence != ABSENT) & ~is_backward[number],
         )
-        return calls, np.frombuffer(self._sequence, np.int64)[order]
-
-    def _find_parents(self, number: Int64, thread: Int64, start_us: Float64, end_us: Float64) -> Int64:
-        """For each call the row of the innermost one around it, or ABSENT.
-
-        Two that have the same times are nested where they are different operators: one calls the other.
-        """
-        parents = np.full(len(number), ABSENT, np.int64)
-        rows = np.flatnonzero(_may_nest(thread, start_us, end_us))
-        if not len(rows):
-            return parents
-        operators: dict[str, int] = {}
-        by_number = np.array([operators.setdefault(name, len(operators)) for name, _ in self.numbers], np.int64)
-        columns = thread, start_us, end_us, by_number[number]
-        calls = list(zip(*(column[rows].tolist() for column in columns), strict=True))
-        around: list[int] = []
-        for index, call in enumerate(calls):
-            while around and not _contains(calls[around[-1]], call):
-                around.pop()
-            if around:
-                parents[rows[index]] = rows[around[-1]]
-            around.append(index)
-        return parents
+        products, calls = link_backward([inputs.product() for inputs in self._numbers], calls, sequence)
+        return Products(products=products, calls=calls, scopes=scopes)
 
 
-def _may_nest(thread: Int64, start_us: Float64, end_us: Float64) -> Bool:
-    """Which of the calls, by thread and start, may be around another one or inside one: most are neither."""
-    is_apart = np.ones(len(thread) + 1, np.bool_)
-    for first, last in pairwise([0, *(np.flatnonzero(np.diff(thread)) + 1).tolist(), len(thread)]):
-        begins, ends = start_us[first:last], end_us[first:last]
-        reach = np.maximum.accumulate(ends)[:-1]
-        is_apart[first + 1 : last] = (begins[1:] > reach) | ((begins[1:] == reach) & (ends[1:] > begins[1:]))
-    return np.asarray(~(is_apart[:-1] & is_apart[1:]))
+def _find_parents(operators: Sequence[str], thread: Int64, start_us: Float64, end_us: Float64) -> Int64:
+    """For each call, by thread and start, the row of the innermost one around it, or ABSENT.
 
-
-def _contains(outer: _Times, inner: _Times) -> bool:
-    thread, outer_start, outer_end, outer_operator = outer
-    inner_thread, start, end, operator = inner
-    begins_inside = start < outer_end or (start, end) == (outer_start, outer_end)
-    is_inside = inner_thread == thread and begins_inside and end <= outer_end + _ROUNDING_US
-    return is_inside and (end - start < outer_end - outer_start or operator != outer_operator)
-
-
-def _number(time: float | str | None) -> float:
-    return float(time or 0.0)
-
-
-def _texts(written: bytes) -> tuple[str, ...]:
-    return tuple(text.decode() for text in _TEXT.findall(written))
-
-
-def _shapes(text: bytes) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the inputs; a list of tensors, which no product takes first, counts as none."""
-    return tuple(
-        tuple(size for size in shape if isinstance(size, int)) if isinstance(shape, list) else ()
-        for shape in json.loads(text or b"[]")
-    )
-
-
-def to_thread(written: bytes) -> int:
-    """The number of a thread, or ABSENT."""
-    try:
-        return int(written)
-    except ValueError:
-        return ABSENT
-
-
-def numbers_count(operator: str) -> bool:
-    """Whether an operator's number in autograd is needed: it is such a function, forward or backward.
-
-    >>> numbers_count("_LinearBackward"), numbers_count("_LayerNormMLP"), numbers_count("mm")
-    (True, True, False)
+    Two that have the same times are nested where they are different operators: one calls the other.
     """
-    return bool(_FUNCTION.match(operator if operator.endswith(_SUFFIX) else operator + _SUFFIX))
+    parents = np.full(len(thread), ABSENT, np.int64)
+    calls = list(zip(thread.tolist(), start_us.tolist(), end_us.tolist(), operators, strict=True))
+    around: list[int] = []
+    for row, (of_thread, start, end, operator) in enumerate(calls):
+        while around:
+            outer_thread, outer_start, outer_end, outer_operator = calls[around[-1]]
+            begins_inside = start < outer_end or (start, end) == (outer_start, outer_end)
+            is_inside = of_thread == outer_thread and begins_inside and end <= outer_end + _ROUNDING_US
+            if is_inside and (end - start < outer_end - outer_start or operator != outer_operator):
+                parents[row] = around[-1]
+                break
+            around.pop()
+        around.append(row)
+    return parents
 
 
 def link_backward(
@@ -320,12 +248,7 @@ def link_backward(
     """The products with the inputs of their forward passes, and the calls with their products among them.
 
     A backward pass belongs to the last forward pass with its number before it. Where several threads have one, and
-    these have different inputs, it is not told whose it is.
-
-    Args:
-        products: The products.
-        calls: Their calls.
-        sequence: The number of each call in autograd, or ABSENT.
+    these have different inputs, it is not told whose it is. ``sequence`` is the number of each call, or ABSENT.
     """
     numbered, column, whole = list(products), calls.product.copy(), calls.parent.copy()
     has_parts = np.isin(np.arange(len(calls)), calls.parent)
@@ -339,18 +262,10 @@ def link_backward(
     numbers: dict[Product, int] = {}
     for row in np.flatnonzero((sequence != ABSENT) & is_backward[calls.product]).tolist():
         operator = products[calls.product[row]].operator
-        latest: dict[int, int] = {}
-        for forward in forwards.get((operator.removesuffix(_SUFFIX), int(sequence[row])), ()):
-            if calls.end_ns[forward] <= calls.start_ns[row]:
-                thread = int(calls.thread[forward])
-                if thread not in latest or calls.start_ns[forward] > calls.start_ns[latest[thread]]:
-                    latest[thread] = forward
+        latest = _latest(calls, row, forwards.get((operator.removesuffix(_SUFFIX), int(sequence[row])), ()))
         inputs = {products[calls.product[forward]] for forward in latest.values()}
         if len(inputs) == 1:
-            (forward_product,) = inputs
-            product = Product(
-                operator, forward_product.shapes, forward_product.elements, forward_product.values, of_forward=True
-            )
+            product = replace(inputs.pop(), operator=operator, of_forward=True)
             column[row] = numbers.setdefault(product, len(numbered))
             if column[row] == len(numbered):
                 numbered.append(product)
@@ -358,3 +273,15 @@ def link_backward(
                 # Its products are no operators: what is inside it was not kept, and is computed again by a checkpoint.
                 whole[calls.parent == row] = calls.parent[row]
     return tuple(numbered), replace(calls, product=column, whole=whole)
+
+
+def _latest(calls: ProductCalls, row: int, forwards: Sequence[int]) -> Mapping[int, int]:
+    """Of each thread the last of some calls that ended before another one began."""
+    latest: dict[int, int] = {}
+    for forward in forwards:
+        thread = int(calls.thread[forward])
+        if calls.end_ns[forward] <= calls.start_ns[row] and (
+            thread not in latest or calls.start_ns[forward] > calls.start_ns[latest[thread]]
+        ):
+            latest[thread] = forward
+    return latest

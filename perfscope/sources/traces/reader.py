@@ -21,28 +21,24 @@ from perfscope.sources.traces.annotated_calls import find_copied_collectives, na
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
-from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events
+from perfscope.sources.traces.metadata import LARGEST_HEAD_BYTES, start_of_events
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
     DistributedInfo,
-    Event,
     TraceDevice,
 )
-from perfscope.sources.traces.salvage import FAILURES, repair
-from perfscope.sources.traces.scan import Scanner, kind_of_event
+from perfscope.sources.traces.scan import Scanner, find_layout, kind_of_event
 from perfscope.sources.traces.step_marks import mark_steps
-from perfscope.sources.traces.stream import EventStream, chunks
+from perfscope.sources.traces.stream import FAILURES, DoesNotFit, EventStream, chunks, repair
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
 from perfscope.wire.traces import MERGED_MARK, TraceMetadata, file_name
 
 _HEAD_BYTES = MIB
-_LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
-_LARGEST_HEAD_BYTES = 16 * MIB
 #: HOST_PROCESS.NANOSECONDS.pt.trace.json, as torch's tensorboard_trace_handler calls a file.
 _NAME_BY_TORCH = re.compile(r"(.+)_(\d+)\.\d+\.pt\.trace\.json")
 #: What torch.profiler writes around its events, and the categories of some that perfscope does not read.
@@ -52,6 +48,7 @@ _OF_TORCH = re.compile(
     + "|".join(KIND).encode()
     + rb')"'
 )
+_EVENT_OR_END = re.compile(rb"\s*(?:[{\]]|\Z)")
 _PHASE = re.compile(rb'"ph"\s*:\s*"[XBEbe]"')
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
@@ -162,7 +159,7 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
     for block in blocks:
         head = head + block if head else block
         start = start_of_events(head)
-        if len(head) > _LARGEST_HEAD_BYTES or (start is not None and len(head) - start > _HEAD_BYTES):
+        if len(head) > LARGEST_HEAD_BYTES or (start is not None and len(head) - start > _HEAD_BYTES):
             break
     return head
 
@@ -200,12 +197,12 @@ def _parse(path: str, events: Events) -> _Content:
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     _refuse_merged(path, head[:start])
     columns, finder = Columns(events), ProductFinder() if Events.PRODUCTS in events else None
-    stream: EventStream[AnyEvent] = EventStream(kind_of_event(events, Event))
+    stream: EventStream[AnyEvent] = EventStream(kind_of_event(events))
     for members, text in stream.read(head[start:], blocks):
         columns.add(members)
         if finder and text:
             finder.decode(text)
-    holds_no_event = head[start : start + _LONGEST_SPACE].lstrip()[:1] not in (b"", b"{", b"]")
+    holds_no_event = not _EVENT_OR_END.match(head, start)
     is_list = b'"traceEvents"' in head or stream.is_closed
     if not stream.events and (holds_no_event or not is_list):
         raise NotATrace(path, "is not a trace", hint="it contains no event of torch.profiler")

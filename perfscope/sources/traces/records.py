@@ -72,19 +72,6 @@ class ShapedArgs(Args, gc=False, frozen=True, rename={
     values: msgspec.Raw = msgspec.Raw(b"")
 
 
-class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
-    "external_id": "External id", "old_external_id": "external id", "number": "Sequence number",
-    "forward_thread": "Fwd thread id",
-}):  # fmt: skip
-    """The arguments of an event on the host."""
-
-    external_id: int | None = ABSENT
-    correlation: int | None = ABSENT
-    old_external_id: int | None = ABSENT
-    number: int | None = ABSENT
-    forward_thread: int | None = ABSENT
-
-
 class Event(msgspec.Struct, gc=False):
     """One event; its time is a double: exact where it is whole microseconds, or below 2**43 of them."""
 
@@ -96,19 +83,6 @@ class Event(msgspec.Struct, gc=False):
     ts: float | None = None
     dur: float | None = None
     args: Args | None = Args()
-
-
-class HostEvent(msgspec.Struct, gc=False):
-    """One event on the host, for which fewer keys are compared."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = ABSENT
-    tid: int | str | None = ABSENT
-    ts: float | None = None
-    dur: float | None = None
-    args: HostArgs | None = HostArgs()
 
 
 class ShapedEvent(msgspec.Struct, gc=False):
@@ -133,7 +107,7 @@ class TimedEvent(msgspec.Struct, gc=False):
     dur: float | None = None
 
 
-AnyEvent: TypeAlias = Event | HostEvent | ShapedEvent
+AnyEvent: TypeAlias = Event | ShapedEvent
 
 
 class Group(msgspec.Struct):

@@ -1,31 +1,41 @@
 """Finds the requested events in the text of a trace whose layout is known, without parsing the rest.
 
-Most events are of no interest to an analysis: arrows, Python functions, operators. The text that separates events cuts
-a block into them. The first letters of each, up to the eighth of its category, tell what it is. Only the requested ones
-are decoded.
+The text that separates events cuts a block into them. The first letters of each, up to the eighth of its category, tell
+what it is. Only the requested ones are decoded. A departure from the layout raises DoesNotFit: the file is then parsed
+as a whole.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.sources.traces.columns import Columns
-from perfscope.sources.traces.layout import DoesNotFit, TextLayout
-from perfscope.sources.traces.products import ProductFinder
+from perfscope.sources.traces.products import ProductFinder, find_meaning
 from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
     Event,
-    HostEvent,
     ShapedEvent,
     TimedEvent,
 )
-from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event, list_decoder
+from perfscope.sources.traces.stream import (
+    FAILURES,
+    LARGEST_EVENT_BYTES,
+    DoesNotFit,
+    Salvager,
+    end_of_event,
+    list_decoder,
+)
 from perfscope.tables.trace import Events
 
+_FIRST_BRACE = re.compile(rb"\s*(?=\{)")
+_SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
+_OPENING = re.compile(rb'\{\s*"')
 #: Categories that exporters write and that are not read.
 _OTHER_CATEGORIES = "gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "cpu_instant_event", "cuda_sync", "Trace"
 #: Letters of a category, with its closing quote, by which it is told: those that share them are of one kind.
@@ -34,11 +44,49 @@ _STARTS = {name: f'{name}"'.encode()[:_LETTERS] for name in (*KIND, *_OTHER_CATE
 _PHASE_KEY = b'"ph"'
 #: What is told of operators besides the operators themselves.
 _OF_OPERATORS = Events.PRODUCTS | Events.OPERATOR_TIMES | Events.CALLERS
-_LARGEST_EVENT_BYTES = 64 << 20
 #: The phases of events that are not read (Chrome's trace event format).
 _OTHER_PHASES = frozenset("sftiIMCBEbenNDOSTFpRcavV()")
 _E = TypeVar("_E", bound=AnyEvent | TimedEvent)
-_Plain = TypeVar("_Plain", Event, HostEvent)
+
+
+class TextLayout(Struct, frozen=True):
+    """The fixed texts of one exporter, which writes every event alike: the same spaces, the same keys first.
+
+    Each event has lines of its own: a text with the separator's line breaks cannot occur inside an event.
+
+    Attributes:
+        close: From the last byte of an event's content to its closing brace.
+        separator: From there to the first quote of the next event, ``close`` included.
+        prefix: From an event's opening brace to the key ``"cat"``.
+        key: From that key to the first letter of the category.
+    """
+
+    close: bytes
+    separator: bytes
+    prefix: bytes
+    key: bytes
+
+    @property
+    def opening(self) -> bytes:
+        """The end of the separator: from the next event's brace on."""
+        return self.separator[self.separator.rindex(b"{") :]
+
+
+def find_layout(text: bytes, start: int) -> TextLayout | None:
+    """The layout of the events from ``start`` on, or None where it is not one of those that can be scanned."""
+    first = _FIRST_BRACE.match(text, start)
+    span = _SPAN.search(text, start)
+    if first is None or span is None:
+        return None
+    opening = _OPENING.match(text, first.end())
+    if opening is None or not span["prefix"].startswith(opening[0]):
+        return None
+    before = first[0]
+    newline = before.rfind(b"\n")
+    if newline < 0:
+        return None
+    indent = before[newline - 1 if before[newline - 1 : newline] == b"\r" else newline :]
+    return TextLayout(indent + b"}", indent + b"}," + indent + opening[0], span["prefix"], span["key"])
 
 
 class Scanner:
@@ -55,7 +103,7 @@ class Scanner:
         self.finder = ProductFinder() if Events.PRODUCTS in requested else None
         self.events = 0
         self._layout = layout
-        self._opening = layout.separator[layout.until_brace :]
+        self._opening = layout.opening
         self._until_category = (layout.prefix + layout.key)[len(self._opening) :]
         self._until_phase = layout.prefix[len(self._opening) : layout.prefix.index(b'"X"') + 1]
         #: The texts of a block that are skipped, and those that are not written as the layout says.
@@ -67,12 +115,8 @@ class Scanner:
         self._add_other = dict.fromkeys(phases, self._skipped.append)
         self._rest = b""
 
-        def decoder(kind: type[AnyEvent]) -> _Decoder[AnyEvent]:
-            return _Decoder(kind, layout)
-
-        self._of_any = decoder(kind_of_event(requested, Event))
-        of_host = decoder(kind_of_event(requested, HostEvent))
-        of_device = decoder(Event)
+        self._of_any: _Decoder[AnyEvent] = _Decoder(kind_of_event(requested), layout)
+        of_device: _Decoder[AnyEvent] = _Decoder(Event, layout)
         self._timed = _Decoder(TimedEvent, layout)
         #: By kind, its texts in a block and what decodes them whole; None where times and names suffice.
         self._groups: dict[Events, tuple[list[bytes], _Decoder[AnyEvent] | None]] = {}
@@ -80,7 +124,7 @@ class Scanner:
         for kind in dict.fromkeys(KIND.values()):
             if requested & (kind | needed_as.get(kind, kind)):
                 is_timed = not requested & (kind | Events.SEQUENCES | Events.SHAPES)
-                of_kind = of_device if kind is Events.DEVICE else of_host
+                of_kind = of_device if kind is Events.DEVICE else self._of_any
                 self._groups[kind] = [], None if is_timed else of_kind
 
     def collect(self, blocks: Iterable[bytes]) -> None:
@@ -102,11 +146,10 @@ class Scanner:
                 self.events += len(texts)
                 self._sort(texts)
                 self._add()
-            elif len(text) > _LARGEST_EVENT_BYTES:
+            elif len(text) > LARGEST_EVENT_BYTES:
                 raise DoesNotFit
 
     def _sort(self, texts: Sequence[bytes]) -> None:
-        """Put the texts of a block where they belong."""
         until_phase, length = len(self._until_phase) + 2, len(self._until_category) + _LETTERS
         of_span, of_other = self._add_span.get, self._add_other.get
         for text in texts:
@@ -124,7 +167,6 @@ class Scanner:
         return self._add_span.setdefault(head, group.append)
 
     def _add(self) -> None:
-        """Add the events of a block."""
         if _PHASE_KEY in b" ".join(self._skipped):  # another event, whose beginning is damaged
             self._odd += [text for text in self._skipped if _PHASE_KEY in text]
         self._skipped.clear()
@@ -149,7 +191,7 @@ class Scanner:
         assert self.finder is not None
         if len(names) != len(texts):
             raise DoesNotFit
-        needed = set(filter(self.finder.needs, set(names)))
+        needed = set(filter(find_meaning, set(names)))
         chosen = [text for text, name in zip(texts, names, strict=True) if name in needed]
         self.finder.add([self._opening + text + self._layout.close for text in chosen])
 
@@ -166,7 +208,7 @@ class Scanner:
             return b"", False
         tail = rest[end:].lstrip()
         is_closed = tail.startswith(b"]")
-        if (tail and not is_closed) or (not self._layout.is_unambiguous and _has_no_time(last)):
+        if tail and not is_closed:
             raise DoesNotFit
         self.columns.add([last])
         if self.finder:
@@ -190,14 +232,10 @@ class Scanner:
 
 
 class _Decoder(Generic[_E]):
-    """Decodes the events of one trace as records of one type.
-
-    In an ambiguous layout an event that cannot be read, or that has no time, may have been cut where it does not end.
-    """
+    """Decodes the events of one trace as records of one type."""
 
     def __init__(self, kind: type[_E], layout: TextLayout) -> None:
-        self._is_unambiguous = layout.is_unambiguous
-        self._opening, self._close = layout.separator[layout.until_brace :], layout.close
+        self._opening, self._close = layout.opening, layout.close
         self._decode_list = list_decoder(kind)
         self.decode_strictly: Callable[[bytes], _E] = msgspec.json.Decoder(kind, strict=False).decode
         self._salvager = Salvager(self.decode_strictly)
@@ -206,7 +244,7 @@ class _Decoder(Generic[_E]):
         """The events of some texts, which lack the first letters and the last ones.
 
         Raises:
-            DoesNotFit: An event cannot be read, or may have been cut where it does not end.
+            DoesNotFit: An event cannot be read.
         """
         try:
             joined = (self._close + b"," + self._opening).join(texts)
@@ -216,8 +254,6 @@ class _Decoder(Generic[_E]):
             events = [event for event in mended if event is not None]
             if len(events) < len(mended):
                 raise DoesNotFit from None
-        if not self._is_unambiguous and any(map(_has_no_time, events)):
-            raise DoesNotFit
         return events
 
     def decode_event(self, text: bytes) -> _E | None:
@@ -225,10 +261,6 @@ class _Decoder(Generic[_E]):
         return self._salvager.read(text)
 
 
-def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
+def kind_of_event(events: Events) -> type[AnyEvent]:
     """The record of an event: with inputs where they are requested."""
-    return ShapedEvent if Events.SHAPES in events else plain
-
-
-def _has_no_time(event: AnyEvent | TimedEvent) -> bool:
-    return event.ts is None
+    return ShapedEvent if Events.SHAPES in events else Event

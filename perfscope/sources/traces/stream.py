@@ -1,29 +1,156 @@
 """Decodes the events of a trace block by block, whatever its layout and whatever is damaged in it.
 
 Text from the beginning of an event to the end of another one is valid JSON only where both are real. So parsing decides
-what a block's events are, never their look. No more than a few blocks are in memory, and a damaged event costs only
-itself.
+what a block's events are, never their look. Where a block does not parse, each event is decoded by itself. One that
+fails is repaired where exporters are known to go wrong: control characters, ``NaN``, wrong escapes, other bytes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from types import GenericAlias
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.constants import KIB, MIB
-from perfscope.sources.traces.salvage import FAILURES, Salvager, list_decoder
 
 _E = TypeVar("_E")  # the type of a decoded event
+_KEYS = b"ph|cat|name|pid|tid|ts|dur|args|id|s|bp"
+_EVENT_START = re.compile(rb"[\[,]\s*(?=\{\s*\"(?:" + _KEYS + rb")\"\s*:)")
+_WITHOUT_CONTROL_CHARACTERS = bytes(max(code, ord(" ")) for code in range(256))
+_STRING_OR_WORD = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity|undefined|N/A|none)\b', re.IGNORECASE)
+_WRONG_ESCAPE = re.compile(rb'\\(\\|"|/|b|f|n|r|t|u[0-9a-fA-F]{4}|)')
+_END_OF_LIST = re.compile(rb"\s*\]")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
+_NESTED_PIECES = 4
+_LARGEST_MENDED_BYTES = 256 * KIB
+_MOST_MENDED_BYTES = 2 * MIB
+FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _CHUNK_BYTES = MIB
 _NEAR_BYTES = 64 * KIB
 _BOUNDARIES_TRIED = 16
-_LARGEST_EVENT_BYTES = 16 * MIB
-_LARGEST_TAIL_BYTES = 64 * MIB
+#: No event is larger, and nothing that follows the events.
+LARGEST_EVENT_BYTES = 64 * MIB
+
+
+def list_decoder(kind: type[_E]) -> Callable[[bytes], list[_E]]:
+    """A decoder of lists of events."""
+    decode: Callable[[bytes], list[_E]] = msgspec.json.Decoder(GenericAlias(list, (kind,)), strict=False).decode
+    return decode
+
+
+class DoesNotFit(Exception):
+    """The text departs from the layout of its trace."""
+
+
+class Salvage(Struct, Generic[_E], frozen=True):
+    """The events of a damaged text.
+
+    Attributes:
+        events: Those that could be read.
+        lost: How many could not be read at all.
+        end: Where the text ends that was looked at: behind the last event of the list, if the list has an end.
+        is_closed: Whether the list of events has an end.
+        is_last_lost: Whether the last event of the text is among those that could not be read.
+    """
+
+    events: list[_E]
+    lost: int
+    end: int
+    is_closed: bool
+    is_last_lost: bool = False
+
+
+def repair(text: bytes) -> bytes:
+    """Make valid JSON of the errors that exporters are known to write.
+
+    >>> repair(b'{"occupancy": nan, "escape": "C:/x"}')
+    b'{"occupancy": null, "escape": "C:/x"}'
+    """
+    text = text.translate(_WITHOUT_CONTROL_CHARACTERS)
+    text = _WRONG_ESCAPE.sub(lambda match: match[0] if match[1] else b"\\\\", text)
+    text = _STRING_OR_WORD.sub(lambda match: match[0] if match[0].startswith(b'"') else b"null", text)
+    return text.decode("utf-8", "replace").encode()
+
+
+class Salvager(Generic[_E]):
+    """Decodes the events of damaged texts, each by itself.
+
+    What is mended is limited, so that a text of any size costs no more than a few times what decoding it costs.
+    """
+
+    def __init__(self, decode: Callable[[bytes], _E]) -> None:
+        self._decode = decode
+        self._bytes_to_mend = _MOST_MENDED_BYTES
+
+    def salvage(self, text: bytes) -> Salvage[_E]:
+        """Decode the events of a text that begins with one."""
+        starts = [match.end() - 1 for match in _EVENT_START.finditer(b"," + text)]
+        events: list[_E] = []
+        if not starts:
+            is_closed = text.lstrip().startswith(b"]")
+            lost = 0 if is_closed else int(bool(text.strip(b"]}, \r\n\t")))
+            return Salvage(events, lost, 0 if is_closed else len(text), is_closed, is_last_lost=bool(lost))
+        lost = index = 0
+        event: _E | None = None
+        while index < len(starts):
+            event, pieces = self._decode_at(text, starts, index)
+            stop = starts[index + 1] if index + 1 < len(starts) else len(text)
+            end = None if event is not None else end_of_event(text, starts[index], stop)
+            if end is not None and _END_OF_LIST.match(text, end):
+                last = self.read(text[starts[index] : end])
+                if last is not None:
+                    return Salvage([*events, last], lost, end, is_closed=True)
+            if event is None:
+                lost += 1
+            else:
+                events.append(event)
+            index += pieces
+        return Salvage(events, lost, len(text), is_closed=False, is_last_lost=event is None)
+
+    def read(self, text: bytes) -> _E | None:
+        """An event, mended where it had to be; None where it cannot be read."""
+        try:
+            return self._decode(text)
+        except FAILURES:
+            pass
+        if len(text) > min(self._bytes_to_mend, _LARGEST_MENDED_BYTES):
+            return None
+        self._bytes_to_mend -= len(text)
+        try:
+            return self._decode(repair(text))
+        except FAILURES:
+            return None
+
+    def _decode_at(self, text: bytes, starts: Sequence[int], index: int) -> tuple[_E | None, int]:
+        """The event at a start, and how many starts are in it: those of objects that look like events."""
+        ends = [*starts[index + 1 : index + _NESTED_PIECES], len(text)]
+        if index + _NESTED_PIECES < len(starts):
+            ends[-1] = starts[index + _NESTED_PIECES]
+        for pieces, end in enumerate(ends, 1):
+            if end - starts[index] > _LARGEST_MENDED_BYTES and pieces > 1:
+                break
+            try:
+                return self._decode(text[starts[index] : end].rstrip(b", \r\n\t")), pieces
+            except FAILURES:
+                continue
+        return self.read(text[starts[index] : ends[0]].rstrip(b", \r\n\t")), 1
+
+
+def end_of_event(text: bytes, start: int, stop: int) -> int | None:
+    """Where the object at a position of a text ends; None where it does not before ``stop``, or is not near."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start, min(stop, start + _LARGEST_MENDED_BYTES)):
+        if token[0] in (b"{", b"}"):
+            depth += 1 if token[0] == b"{" else -1
+            if not depth:
+                return token.end()
+    return None
 
 
 class _Last(msgspec.Struct):
@@ -62,9 +189,9 @@ class EventStream(Generic[_E]):
             self._rest += chunk
             while not self.is_closed and len(self._rest) >= wanted:
                 before = len(self._rest)
-                yield from self._advance(is_last=before > _LARGEST_EVENT_BYTES)
+                yield from self._advance(is_last=before > LARGEST_EVENT_BYTES)
                 wanted = _CHUNK_BYTES if len(self._rest) < before else 2 * before
-            if self.is_closed and len(self._rest) > _LARGEST_TAIL_BYTES:
+            if self.is_closed and len(self._rest) > LARGEST_EVENT_BYTES:
                 break
         if not self.is_closed:
             yield from self._finish()
