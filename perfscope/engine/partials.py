@@ -1,13 +1,14 @@
 """The cache of partials: ``put`` stores what ``measure`` gave for a trace beside it, ``get`` takes it in its place.
 
-A file is used only if this code wrote it and its traces are unchanged, byte for byte. The kinds of events that change a
-partial must be the same, too. An answer is therefore the same with the cache and without it.
+A file is used only if this code wrote it and its traces are the same, by the checksums at their ends. The kinds of
+events that change a partial must be the same, too. An answer is therefore the same with the cache and without it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 
 from perfscope import __version__
 from perfscope.constants import MOST_RANKS
-from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
+from perfscope.engine.registry import BUILT_IN, Reads
 from perfscope.engine.tasks import MeasuredTrace, MeasureTask, events_of, wanted_events
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError
@@ -28,7 +29,6 @@ from perfscope.sources.partials import (
     Stored,
     Unstorable,
     identify,
-    is_still,
     pack_value,
     read_partials,
     to_bytes,
@@ -38,9 +38,6 @@ from perfscope.sources.traces.metadata import read_metadata
 from perfscope.tables.trace import Events
 from perfscope.wire.traces import TraceMetadata, file_name, partials_path
 
-#: A file of partials is at most this share of the trace's, but may always be this large.
-LARGEST_SHARE = 0.02
-FLOOR_BYTES = 16 * 1024
 #: What stands for the traces' paths: in values, where no path holds a zero, and in sentences.
 _PLACES = tuple(msgspec.msgpack.encode(f"\0trace {number}\0") for number in range(2))
 _IN_SENTENCES = "\0trace\0"
@@ -62,21 +59,19 @@ def storable(recorded: Collection[str]) -> frozenset[str]:
 
 
 def identities(files: TraceFiles) -> tuple[Identity, ...] | None:
-    """The content of a trace, or of both windows; None where it cannot be read."""
+    """The content of a trace, or of both windows; None where it cannot be read, or is not compressed."""
     try:
-        return tuple(map(identify, paths_of(files)))
+        found = [identify(path) for path in paths_of(files)]
     except (OSError, SourceError):
         return None
+    traces = tuple(identity for identity in found if identity is not None)
+    return traces if len(traces) == len(found) else None
 
 
 def put(files: TraceFiles, measured: MeasuredTrace, task: MeasureTask, traces: tuple[Identity, ...]) -> bool:
     """Store what was measured of a trace beside it; False where there is nothing to store, or it cannot be stored.
 
-    Args:
-        files: The trace, or both windows.
-        measured: What was measured.
-        task: What was asked for.
-        traces: What ``identify`` gave before the trace was read: one that changed meanwhile is another one.
+    ``traces`` is what ``identities`` gave before the trace was read: one that changed meanwhile is another one.
     """
     try:
         hooks = read_metadata(files.path) or TraceMetadata()
@@ -96,38 +91,21 @@ def to_content(
     traces: tuple[Identity, ...],
     hooks: TraceMetadata | None = None,
 ) -> bytes:
-    """What was measured of a trace, as the content of a file; partials that would make it too large are left out.
-
-    Args:
-        measured: What ``measure`` gave.
-        files: The trace, or both windows.
-        names: The analyzers that measured it.
-        events: All kinds of events that were read of it.
-        traces: The identities of the files.
-        hooks: What the hooks wrote into the trace.
+    """What was measured of a trace by some analyzers, as the content of a file.
 
     Raises:
-        Unstorable: It could not be read, or an analyzer failed.
+        Unstorable: It could not be read, an analyzer failed, or the file would be too large.
     """
     if measured.summary is None or measured.mismatch is not None or measured.failed:
         raise Unstorable("the trace could not be measured")
     damage = tuple(line.replace(files.path, _IN_SENTENCES) for line in measured.damage)
     of_trace = _pack(replace(measured, partials={}, damage=damage), MeasuredTrace, files)
-    stored = Stored(__version__, fingerprint(), traces, events.value, hooks, of_trace, {})
-    content = to_bytes(stored)
-    limit = max(FLOOR_BYTES, int(LARGEST_SHARE * traces[0].size))
+    partials: dict[str, Raw] = {}
     for analyzer in BUILT_IN:
-        if not analyzer.is_stored or analyzer.name not in names:
-            continue
-        try:
-            partial = _pack(measured.partials.get(analyzer.name), analyzer.partial_kind(), files)
-        except Unstorable:
-            continue
-        trial = replace(stored, partials={**stored.partials, analyzer.name: partial})
-        larger = to_bytes(trial)
-        if len(larger) <= limit:
-            content, stored = larger, trial
-    return content
+        if analyzer.is_stored and analyzer.name in names:
+            with suppress(Unstorable):
+                partials[analyzer.name] = _pack(measured.partials.get(analyzer.name), analyzer.partial_kind(), files)
+    return to_bytes(Stored(__version__, fingerprint(), traces, events.value, hooks, of_trace, partials))
 
 
 def load(location: str) -> Stored:
@@ -149,11 +127,6 @@ def load(location: str) -> Stored:
 def get(files: TraceFiles, task: MeasureTask, absent: Collection[str]) -> tuple[MeasuredTrace, tuple[str, ...]]:
     """What partials say of a trace, and the analyzers for which they say nothing.
 
-    Args:
-        files: The trace, or both windows.
-        task: What is asked for.
-        absent: The traces that are not at hand, and cannot be compared.
-
     Raises:
         Refused: They cannot be taken.
     """
@@ -166,8 +139,10 @@ def get(files: TraceFiles, task: MeasureTask, absent: Collection[str]) -> tuple[
     differing = events_of(measured, files, wanted_events(task)).value ^ stored.events
     partials = {
         analyzer.name: _unpack(stored.partials[analyzer.name], analyzer.partial_kind(), files, analyzer.name)
-        for analyzer in _analyzers_of(task.analyzers)
-        if analyzer.name in stored.partials and not differing & analyzer.varies_with.value
+        for analyzer in BUILT_IN
+        if analyzer.name in task.analyzers
+        and analyzer.name in stored.partials
+        and not differing & analyzer.varies_with.value
     }
     damage = tuple(line.replace(_IN_SENTENCES, files.path) for line in measured.damage)
     present = {name: partial for name, partial in partials.items() if partial is not None}
@@ -176,11 +151,7 @@ def get(files: TraceFiles, task: MeasureTask, absent: Collection[str]) -> tuple[
 
 
 def require_traces(identities: Sequence[Identity], files: TraceFiles, absent: Collection[str]) -> None:
-    """Require that the traces are those that were measured.
-
-    Raises:
-        Refused: One is another one, or cannot be read.
-    """
+    """Raise Refused unless the traces are those that were measured; absent ones cannot be compared."""
     paths = paths_of(files)
     if len(paths) != len(identities):
         raise Refused("is of other windows")
@@ -190,7 +161,7 @@ def require_traces(identities: Sequence[Identity], files: TraceFiles, absent: Co
             if path in absent:
                 is_same = identity.name.removesuffix(".gz") == name.removesuffix(".gz")
             else:
-                is_same = identity.name == name and is_still(identity, path)
+                is_same = identify(path) == identity
         except SourceError as error:  # the store failed, which says nothing of whose partials these are
             raise Refused(f"cannot be compared with its trace: {error.problem.removeprefix(path).strip()}") from None
         except OSError as error:
@@ -213,17 +184,8 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-@cache
-def _analyzers_of(names: tuple[str, ...]) -> tuple[Analyzer, ...]:
-    return tuple(analyzer for analyzer in BUILT_IN if analyzer.name in names)
-
-
 def _pack(value: object, kind: object, files: TraceFiles) -> Raw:
-    """A value in which marks stand for the paths of the traces.
-
-    Raises:
-        Unstorable: It would not come back as it is.
-    """
+    """A value in which marks stand for the paths of the traces; Unstorable where it would not come back as it is."""
     content = pack_value(value, kind)
     for path, place in zip(paths_of(files), _PLACES, strict=False):
         content = content.replace(msgspec.msgpack.encode(path), place)
@@ -233,11 +195,7 @@ def _pack(value: object, kind: object, files: TraceFiles) -> Raw:
 
 
 def _unpack(packed: Raw, kind: object, files: TraceFiles, name: str) -> object:
-    """A value with the paths that the traces have now.
-
-    Raises:
-        Refused: It is of another type.
-    """
+    """A value with the paths that the traces have now; Refused where it is of another type."""
     content = bytes(packed)
     for path, place in zip(paths_of(files), _PLACES, strict=False):
         content = content.replace(place, msgspec.msgpack.encode(path))

@@ -1,19 +1,17 @@
 """Files of partials: what analyzers measured of one trace, as data, which stands beside it.
 
-A file is 8 bytes, ``PSPART3`` and a newline, then a ``Stored`` as MessagePack, deflated by zlib. Nothing in it is code:
+A file is 8 bytes, ``PSPART4`` and a newline, then a ``Stored`` as MessagePack, deflated by zlib. Nothing in it is code:
 a value is decoded as the type that the analyzer's ``measure`` is annotated to return, or is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
 import threading
 import zlib
 from functools import cache
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -21,25 +19,23 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw, Struct
 
-from perfscope.constants import KIB, MIB
+from perfscope.constants import MIB
 from perfscope.errors import SourceError
-from perfscope.sources.stores.location import is_url
 from perfscope.sources.stores.reading import NotStored
-from perfscope.sources.traces.files import open_small, open_trace
+from perfscope.sources.traces.files import open_small
 from perfscope.wire.traces import TraceMetadata, file_name
 
-_MAGIC = b"PSPART3\n"
+_MAGIC = b"PSPART4\n"
 _LARGEST_FILE, _LARGEST_CONTENT = 8 * MIB, 32 * MIB
-_LEVEL = 6
 _ARRAY = 1
 #: The types of numbers that arrays may have, by their names in a file: little-endian.
 _TYPES = frozenset(("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8"))
-_MOST_AXES = 4
 #: What floating-point numbers that are infinite, or none, look like in MessagePack; a part of an array may, too.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]", re.DOTALL)
-_BLOCK_BYTES = 256 * KIB
 _RESOLVING = threading.Lock()
-_ENDING_BYTES = 64
+_GZIP_MAGIC = b"\x1f\x8b"
+#: A gzip file ends with the CRC-32 and the size of its content (RFC 1952).
+_TRAILER_BYTES = 8
 
 
 class Refused(Exception):
@@ -55,29 +51,18 @@ class Unstorable(Exception):
 
 
 class Identity(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a trace's file.
-
-    Attributes:
-        name: Its name, without folders.
-        size: Its bytes.
-        sha256: SHA-256 of them, in hexadecimal digits.
-        ending: The last bytes, in hexadecimal digits; those of a gzip file hold a checksum of its content.
-        modified_ns: When it was last changed; 0 where that is not known, as of a file behind a URL.
-    """
+    """The content of a compressed trace: the file's name, its bytes, and the checksum at its end in hexadecimal."""
 
     name: str
     size: int
-    sha256: str
-    ending: str = ""
-    modified_ns: int = 0
+    trailer: str
 
 
 class Stored(Struct, frozen=True, forbid_unknown_fields=True):
     """A file of partials.
 
     Attributes:
-        version: The version of perfscope that measured.
-        code: A fingerprint of its code: partials of other code are not taken.
+        version, code: The version of perfscope that measured, and a fingerprint of its code.
         traces: The trace; of two windows that were measured as one the light one, then the one with operators.
         events: The kinds of events that were read.
         hooks: What the hooks wrote into the trace, for where it is not at hand.
@@ -119,11 +104,7 @@ def read_partials(location: str) -> Stored:
 
 
 def from_bytes(content: bytes) -> Stored:
-    """The partials of a whole file.
-
-    Raises:
-        Refused: It inflates to too much, is not whole, or not of this format.
-    """
+    """The partials of a whole file; Refused where it inflates to too much, is not whole, or not of this format."""
     if not content.startswith(_MAGIC):
         raise Refused("is not in the format of this version")
     stream = zlib.decompressobj()
@@ -139,13 +120,9 @@ def from_bytes(content: bytes) -> Stored:
 
 
 def to_bytes(stored: Stored) -> bytes:
-    """A whole file.
-
-    Raises:
-        Unstorable: It would be larger than what is read.
-    """
+    """A whole file; Unstorable where it would be larger than what is read."""
     content = _ENCODER.encode(stored)
-    packed = _MAGIC + zlib.compress(content, _LEVEL)
+    packed = _MAGIC + zlib.compress(content)
     if len(packed) > _LARGEST_FILE or len(content) > _LARGEST_CONTENT:
         raise Unstorable("it is too large")
     return packed
@@ -203,12 +180,8 @@ def _make_decoder(kind: object) -> msgspec.msgpack.Decoder[object]:
 
 
 def _encode_array(value: object) -> msgspec.msgpack.Ext:
-    """An array as its type, its shape and its numbers.
-
-    Raises:
-        TypeError: It is no array of numbers.
-    """
-    if type(value) is not np.ndarray or value.ndim > _MOST_AXES:
+    """An array as its type, its shape and its numbers; TypeError where it is no array of numbers."""
+    if type(value) is not np.ndarray:
         raise TypeError(f"{type(value).__name__} cannot be stored")
     little = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(value.shape)
     if little.dtype.str not in _TYPES:
@@ -217,15 +190,11 @@ def _encode_array(value: object) -> msgspec.msgpack.Ext:
 
 
 def _read_extension(code: int, block: memoryview) -> npt.NDArray[np.generic]:
-    """An array that can be written, of its own memory.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """An array of its own memory; ValueError where it is none."""
     if code != _ARRAY:
         raise ValueError("an extension that perfscope does not write")
     name, shape, content = _BLOCK.decode(block)
-    if name not in _TYPES or len(shape) > _MOST_AXES or min(shape, default=0) < 0:
+    if name not in _TYPES or min(shape, default=0) < 0:
         raise ValueError("an array of a type or a shape that perfscope does not write")
     kind = np.dtype(name)
     if math.prod(shape) * kind.itemsize != len(content):
@@ -255,38 +224,15 @@ _BLOCK = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], bytes])
 _ANYTHING = msgspec.msgpack.Decoder(ext_hook=lambda _code, _block: None)
 
 
-def identify(location: str) -> Identity:
-    """The identity of a trace, for which all of it is read.
-
-    Raises:
-        SourceError: It cannot be opened.
-        OSError: It cannot be read.
-    """
-    digest, size, ending = hashlib.sha256(), 0, b""
-    modified_ns = 0 if is_url(location) else Path(location).stat().st_mtime_ns  # before: changes meanwhile are noticed
-    with open_trace(location) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-            ending = (ending + block[-_ENDING_BYTES:])[-_ENDING_BYTES:]
-    return Identity(file_name(location), size, digest.hexdigest(), ending.hex(), modified_ns)
-
-
-def is_still(identity: Identity, location: str) -> bool:
-    """Whether a trace is the one of an identity.
-
-    Size and ending are compared first. A file whose modification time is unchanged is not read further; nor is one at a
-    URL. Otherwise all of it is read, and its hash decides.
+def identify(location: str) -> Identity | None:
+    """The identity of a trace; None of one that is not compressed, whose end holds no checksum.
 
     Raises:
         SourceError: It cannot be opened.
         OSError: It cannot be read.
     """
     with open_small(location) as file:
+        is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _ENDING_BYTES))
-        if size != identity.size or file.read(_ENDING_BYTES).hex() != identity.ending:
-            return False
-        if is_url(location) or identity.modified_ns == os.fstat(file.fileno()).st_mtime_ns != 0:
-            return True
-    return identify(location).sha256 == identity.sha256
+        file.seek(max(0, size - _TRAILER_BYTES))
+        return Identity(file_name(location), size, file.read(_TRAILER_BYTES).hex()) if is_compressed else None

@@ -100,16 +100,6 @@ def test_what_is_read_is_what_was_measured(name: str, tmp_path: Path) -> None:
             assert pack_value(again.partials[analyzer.name], kind) == pack_value(expected.partials[analyzer.name], kind)
 
 
-def test_what_does_not_fit_is_left_out_and_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partials, "FLOOR_BYTES", 2500)
-    monkeypatch.setattr(partials, "LARGEST_SHARE", 0.0)
-    trace = written(TRACES[0], tmp_path)
-    again, lacking = get(TraceFiles(str(trace)), TASK, frozenset())
-    assert "breakdown" in again.partials
-    assert "kernels" in lacking
-    assert Path(partials_path(str(trace))).stat().st_size <= 2500
-
-
 def test_what_was_measured_of_a_trace_that_is_replaced_meanwhile_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,6 @@ def test_every_array_of_numbers_comes_back(kind: str, content: bytes, shape: tup
         np.array(["text"]),
         np.ma.masked_array([1, 2], [True, False]),
         np.zeros(3, [("a", "i8")]),
-        np.zeros((1,) * 5),
         np.array(["2020"], "M8[D]"),
     ],
 )
@@ -149,7 +148,6 @@ def test_an_array_of_other_numbers_than_the_type_says_is_refused() -> None:
         ("<i8", (1,)),
         ("<c8", (1,), bytes(8)),  # no such type
         ("|O", (1,), bytes(8)),
-        ("<i8", (1,) * 5, bytes(8)),
         ("<i8", (2,), bytes(8)),  # two numbers, bytes of one
         ("<i8", (-1,), bytes(8)),
         ("<i8", (2**63, 2**63), bytes(8)),
@@ -189,7 +187,7 @@ def stored() -> Stored:
 
 
 def packed(value: object) -> bytes:
-    return b"PSPART3\n" + zlib.compress(msgspec.msgpack.encode(value))
+    return b"PSPART4\n" + zlib.compress(msgspec.msgpack.encode(value))
 
 
 def test_a_file_that_is_cut_off_or_changed_anywhere_is_refused() -> None:
@@ -208,7 +206,7 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_refused() -> None:
 
 
 def test_bombs_are_not_inflated() -> None:
-    bomb = b"PSPART3\n" + zlib.compress(bytes(2**28), 9)
+    bomb = b"PSPART4\n" + zlib.compress(bytes(2**28), 9)
     tracemalloc.start()
     with pytest.raises(Refused, match="inflates to more"):
         from_bytes(bomb)
