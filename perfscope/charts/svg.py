@@ -17,11 +17,12 @@ _MARGIN = 0.04
 _LEAST_DECADES, _LEAST_SHARE = 0.1, 1e-6
 _ROUND = (1, 2, 5, 10)
 _SUFFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
-_FEWEST_DIGITS = 10_000
-_MOST_LEVELS = 8
-_MOST_DECIMALS = 6
-#: A longer axis lies on its side, where labels take more of it.
-_LONG = 450
+#: In pixels.
+_WIDTH, _RIGHT, _BETWEEN_LEVELS = 860, 836, 60
+_LETTER, _LONGEST_NAME = 7.0, 30
+_AXIS_HEIGHT, _LEGEND_LINE, _HEADING = 40, 20, 26
+#: A text of a run, such as the name of a kernel, is shown so far.
+LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +51,24 @@ class Extent:
         return isfinite(value) and (self.scale is Scale.LINEAR or value > 0)
 
     def levels(self) -> list[float]:
-        """Round values that lie on the axis, some for each 100 pixels."""
+        """Round values that lie on the axis."""
+        count = max(2, round(abs(self.end - self.start) / _BETWEEN_LEVELS))
         if self.scale is Scale.LOGARITHMIC:
-            return self._decades()
-        length = abs(self.end - self.start)
-        count = max(2, round(length / (80 if length > _LONG else 42)))
+            return self._decades(count)
         raw = (self.high - self.low) / count
         power = 10.0 ** floor(log10(raw))
         step = min((power * factor for factor in _ROUND), key=lambda step: abs(log10(step / raw)))
         first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 
-    def _decades(self) -> list[float]:
+    def _decades(self, count: int) -> list[float]:
         for steps in ((1, 2, 5), (1,)):
             decades = range(floor(self.low) - 1, ceil(self.high) + 1)
             values = [step * 10.0**decade for decade in decades for step in steps]
             levels = [value for value in values if self.low - 1e-9 <= log10(value) <= self.high + 1e-9]
-            if len(levels) <= _MOST_LEVELS:
-                return levels
-        return levels[:: ceil(len(levels) / _MOST_LEVELS)]
+            if len(levels) <= count:
+                break
+        return levels[:: ceil(len(levels) / count) or 1]
 
 
 def fit_extent(axis: Values, values: Sequence[float], start: float, end: float) -> Extent:
@@ -90,8 +90,7 @@ def fit_extent(axis: Values, values: Sequence[float], start: float, end: float) 
     )
 
 
-def values_of(charts: Sequence[Chart], axis: str) -> list[float]:
-    """All numbers that the marks of charts have on an axis, ``x`` or ``y``."""
+def _values_of(charts: Sequence[Chart], axis: str) -> list[float]:
     return [value for chart in charts for mark in chart.marks for value in _values(mark, axis)]
 
 
@@ -112,27 +111,15 @@ def label_levels(levels: Sequence[float]) -> list[str]:
     >>> label_levels([0, 0.5, 1]), label_levels([10000, 20000]), label_levels([1, 10])
     (['0', '0.5', '1'], ['10k', '20k'], ['1', '10'])
     """
-    return [format_level(level, min((abs(b - a) for a, b in pairwise(levels)), default=abs(level))) for level in levels]
+    step = min((abs(b - a) for a, b in pairwise(levels)), default=abs(levels[0]) if levels else 0)
+    return [_label_level(level, step) for level in levels]
 
 
-def format_level(value: float, step: float) -> str:
-    """A number on an axis whose levels are so far apart."""
-    size, suffix = 1, ""
-    if abs(value) >= _FEWEST_DIGITS:
-        size, suffix = next((pair for pair in _SUFFIXES if abs(value) >= pair[0]), (1, ""))
+def _label_level(value: float, step: float) -> str:
+    size, suffix = next((pair for pair in _SUFFIXES if abs(value) >= pair[0]), (1, ""))
     decimals = max(0, -floor(log10(step / size) + 1e-9)) if step > 0 else 0
-    if decimals > _MOST_DECIMALS:
-        return f"{value:.3g}"
     text = f"{value / size:.{decimals}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
-
-
-_WIDTH, _RIGHT = 860, 836
-_LETTER, _LONGEST_NAME, _LONGEST_TEXT = 7.0, 30, 400
-_AXIS_HEIGHT, _LEGEND_LINE, _HEADING = 40, 20, 26
-_TICK_GAP = 8
-#: A row of more spans is drawn without tips, or a long step would make a file that no browser opens.
-_MOST_TIPS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +135,9 @@ class _Frame:
     right: float
 
     def row(self, index: float) -> float:
-        """The top of a row."""
         return self.top + index * self.chart.row_height
 
     def column(self, index: float) -> float:
-        """The left edge of a column."""
         count = len(self.chart.x.names) if isinstance(self.chart.x, Categories) else 1
         return self.left + index * (self.right - self.left) / max(count, 1)
 
@@ -189,32 +174,26 @@ def _draw_all(charts: Sequence[Chart], *, with_titles: bool, skipped: int) -> tu
     """All charts and their height; the page has the title of the first one as text."""
     left = max(map(_left_margin, charts))
     numeric = [chart for chart in charts if isinstance(chart.x, Values)]
-    shared = None
-    if numeric and isinstance(numeric[0].x, Values):
-        shared = fit_extent(numeric[0].x, values_of(numeric, "x"), left, _RIGHT)
+    axis = next((chart.x for chart in numeric if isinstance(chart.x, Values)), Values(""))
+    x = fit_extent(axis, _values_of(numeric, "x"), left, _RIGHT)
     parts: list[str] = []
     top = 0.0
     for number, chart in enumerate(charts):
-        is_last = number == len(charts) - 1
         has_title = with_titles and number >= skipped
-        lines = list(_draw_heading(chart, top, has_title=has_title))
+        parts += _draw_heading(chart, top, has_title=has_title)
         top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart)
-        frame = _frame(chart, shared, top, left, _RIGHT)
-        is_labelled = is_last or bool(chart.x.label) or isinstance(chart.x, Categories)
-        lines += _draw_axes(frame, is_labelled=is_labelled)
-        lines += [line for mark in chart.marks for line in _draw_mark(mark, frame)]
-        parts += lines
-        top = frame.bottom + (_AXIS_HEIGHT + 4 if chart.x.label else 26 if is_labelled else 8)
+        if isinstance(chart.y, Categories):
+            bottom = top + chart.row_height * len(chart.y.names)
+            frame = _Frame(chart, x, None, top, bottom, left, _RIGHT)
+        else:
+            bottom = top + chart.height
+            y = fit_extent(chart.y, _values_of([chart], "y"), bottom, top)
+            frame = _Frame(chart, x, y, top, bottom, left, _RIGHT)
+        is_labelled = number == len(charts) - 1 or bool(chart.x.label) or isinstance(chart.x, Categories)
+        parts += _draw_axes(frame, is_labelled=is_labelled)
+        parts += [line for mark in chart.marks for line in _draw_mark(mark, frame)]
+        top = bottom + (_AXIS_HEIGHT + 4 if chart.x.label else 26 if is_labelled else 8)
     return "\n".join(parts), round(top + 2)
-
-
-def _frame(chart: Chart, shared: Extent | None, top: float, left: float, right: float) -> _Frame:
-    x = shared if shared is not None and isinstance(chart.x, Values) else fit_extent(Values(""), [], left, right)
-    if isinstance(chart.y, Categories):
-        bottom = top + chart.row_height * len(chart.y.names)
-        return _Frame(chart, x, None, top, bottom, left, right)
-    bottom = top + chart.height
-    return _Frame(chart, x, fit_extent(chart.y, values_of([chart], "y"), bottom, top), top, bottom, left, right)
 
 
 def _left_margin(chart: Chart) -> float:
@@ -223,19 +202,12 @@ def _left_margin(chart: Chart) -> float:
     return 68
 
 
-def _labelled(chart: Chart) -> list[Mark]:
-    seen: dict[tuple[str, str], Mark] = {}
-    for mark in chart.marks:
-        if mark.label and not isinstance(mark, Heat):
-            seen.setdefault((mark.label, mark.colour), mark)
-    return list(seen.values())
-
-
-def _legend_places(chart: Chart) -> list[tuple[Mark, float, int]]:
+def _legend_places(chart: Chart) -> list[tuple[Line | Dots | Area | RowSpans, float, int]]:
     """Each legend entry with its x and its line."""
-    places: list[tuple[Mark, float, int]] = []
+    marks = [mark for mark in chart.marks if mark.label and not isinstance(mark, Heat)]
+    places: list[tuple[Line | Dots | Area | RowSpans, float, int]] = []
     x, line = 14.0, 0
-    for mark in _labelled(chart):
+    for mark in {(mark.label, mark.colour): mark for mark in marks}.values():
         size = 30 + _LETTER * len(mark.label)
         if x + size > _WIDTH and places:
             x, line = 14.0, line + 1
@@ -255,7 +227,6 @@ def _draw_heading(chart: Chart, top: float, *, has_title: bool) -> Iterator[str]
         top += _HEADING
     for mark, x, line in _legend_places(chart):
         y = top + 13 + line * _LEGEND_LINE
-        assert not isinstance(mark, Heat)
         if isinstance(mark, Line):
             dashed = " dashed" if mark.is_dashed else ""
             yield f'<path class="line line-{mark.colour}{dashed}" d="M{x:.0f} {y - 4:.0f}h14"/>'
@@ -280,16 +251,18 @@ def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
             yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y:.1f}" text-anchor="end">{_write(text)}</text>'
     yield f'<path class="axis" d="M{frame.left:.1f} {frame.bottom:.1f}H{frame.right}"/>'
     if isinstance(chart.x, Categories):
-        yield from _draw_columns(frame, chart.x)
+        middles = [(frame.column(index) + frame.column(index + 1)) / 2 for index in range(len(chart.x.names))]
+        ticks = list(zip(middles, chart.x.names, strict=True))
     else:
         levels = list(chart.x.ticks) or frame.x.levels()
-        previous = -1e9
-        for level, text in zip(levels, label_levels(levels), strict=True):
-            x = frame.x.place(level)
-            yield f'<path class="grid" d="M{x:.1f} {frame.bottom:.1f}v5"/>'
-            if is_labelled and x - previous > _LETTER * len(text) + _TICK_GAP:
-                yield f'<text class="faint" x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>'
-                previous = x
+        ticks = list(zip(map(frame.x.place, levels), label_levels(levels), strict=True))
+        yield from (f'<path class="grid" d="M{x:.1f} {frame.bottom:.1f}v5"/>' for x, _ in ticks)
+    previous = -1e9
+    for x, text in ticks if is_labelled else ():
+        if x - previous > _LETTER * (len(text) + 1):
+            place = f'x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle"'
+            yield f'<text class="faint" {place}>{_write(text)}</text>'
+            previous = x
     if chart.x.label:
         middle = (frame.left + frame.right) / 2
         yield (
@@ -309,16 +282,6 @@ def _draw_levels(frame: _Frame, extent: Extent, axis: Values) -> Iterator[str]:
         f'<text class="faint" x="16" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 16 {middle:.1f})">'
         f"{_write(axis.label)}</text>"
     )
-
-
-def _draw_columns(frame: _Frame, axis: Categories) -> Iterator[str]:
-    previous = -1e9
-    for index, name in enumerate(axis.names):
-        x = (frame.column(index) + frame.column(index + 1)) / 2
-        if x - previous > _LETTER * len(name) + _TICK_GAP:
-            label = _write(name)
-            yield f'<text class="faint" x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{label}</text>'
-            previous = x
 
 
 def _draw_mark(mark: Mark, frame: _Frame) -> Iterator[str]:
@@ -351,7 +314,6 @@ def _draw_curves(mark: Line | Dots | Area, frame: _Frame, y: Extent) -> Iterator
 
 def _draw_spans(mark: RowSpans, frame: _Frame) -> Iterator[str]:
     height = frame.chart.row_height
-    has_tips = len(mark.spans) <= _MOST_TIPS
     for span in mark.spans:
         x = frame.x.place(min(span.start, span.end))
         width = frame.x.place(max(span.start, span.end)) - x
@@ -359,7 +321,7 @@ def _draw_spans(mark: RowSpans, frame: _Frame) -> Iterator[str]:
         edge = " edge" if width > 4 else ""  # noqa: PLR2004 - pixels
         yield (
             f'<rect class="mark{edge} fill-{mark.colour}" x="{x:.2f}" y="{top:.1f}" width="{max(width, 0.2):.2f}" '
-            f'height="{height - min(4, height / 4):.1f}"{_close("rect", span.tip if has_tips else "")}'
+            f'height="{height - min(4, height / 4):.1f}"{_close("rect", span.tip)}'
         )
         if span.text and width > _LETTER * len(span.text) + 4:
             down = frame.row(span.row) + height / 2 + 4
@@ -386,9 +348,8 @@ def _draw_heat(mark: Heat, frame: _Frame) -> Iterator[str]:
 
 
 def _write(text: str) -> str:
-    """A text of a run, short enough to be read."""
-    visible = escape_control_characters(text[:_LONGEST_TEXT])
-    return escape(visible if len(text) <= _LONGEST_TEXT else visible + "…")
+    visible = escape_control_characters(text[:LONGEST_TEXT])
+    return escape(visible if len(text) <= LONGEST_TEXT else visible + "…")
 
 
 def _close(name: str, tip: str) -> str:

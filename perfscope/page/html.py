@@ -13,12 +13,11 @@ from html import escape
 from importlib.resources import files
 
 from perfscope.charts.palette import style_rules, style_variables
-from perfscope.charts.svg import draw
+from perfscope.charts.svg import LONGEST_TEXT, draw
 from perfscope.page.part import PageDocument, PageFigure, PagePart, Tile
 from perfscope.report import Cell, Column, Section, escape_control_characters, shorten_warnings
 
 _MOST_ROWS = 100
-_LONGEST_CELL = 300
 
 
 def render(document: PageDocument) -> str:
@@ -51,8 +50,8 @@ def render(document: PageDocument) -> str:
 
 def clean(text: str) -> str:
     """A text of a run for HTML: without what reorders other text, and not longer than anyone reads."""
-    visible = escape_control_characters(text[: 2 * _LONGEST_CELL])
-    return escape(visible if len(visible) <= _LONGEST_CELL else visible[: _LONGEST_CELL - 1] + "…")
+    visible = escape_control_characters(text[: 2 * LONGEST_TEXT])
+    return escape(visible if len(visible) <= LONGEST_TEXT else visible[: LONGEST_TEXT - 1] + "…")
 
 
 def write_table(section: Section, caption: str) -> str:
@@ -98,7 +97,7 @@ def with_code(note: str) -> str:
 
 
 def _escape_long(text: str) -> str:
-    return "".join(clean(text[start : start + _LONGEST_CELL]) for start in range(0, len(text), _LONGEST_CELL))
+    return "".join(clean(text[start : start + LONGEST_TEXT]) for start in range(0, len(text), LONGEST_TEXT))
 
 
 def _digest(text: str) -> str:
@@ -126,7 +125,7 @@ def _head(document: PageDocument) -> Iterator[str]:
 
 def _words(title: str) -> str:
     """A heading whose words are broken only where they are too long for a line."""
-    words = clean(title[: 4 * _LONGEST_CELL]).split(" ")
+    words = clean(title[: 4 * LONGEST_TEXT]).split(" ")
     return " ".join(f"<span>{word}</span>" for word in words)
 
 

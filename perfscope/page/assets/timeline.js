@@ -9,7 +9,7 @@
   const matchesShown = document.getElementById("timeline-matches");
   const pen = canvas.getContext("2d");
   const AXIS = 22, STRIP = 46, GAP = 10, RIGHT = 8;
-  const FEWEST_UNITS = 50; // the closest view
+  const FEWEST_NS = 50; // the closest view
   const MOST_MATCHES = 5000;
 
   function unpackPiece(piece) {
@@ -66,8 +66,7 @@
     for (const name of ["ink", "faint", "grid", "ground", "bubble", "worse", "link"]) colours[name] = read(name);
   }
 
-  function describeTime(units) {
-    const ns = units * data.unit_ns;
+  function describeTime(ns) {
     if (Math.abs(ns) >= 1e9) return `${(ns / 1e9).toFixed(4)} s`;
     return Math.abs(ns) >= 1e6 ? `${(ns / 1e6).toFixed(3)} ms` : `${(ns / 1e3).toFixed(1)} µs`;
   }
@@ -109,7 +108,7 @@
   }
 
   function drawAxis() {
-    const perMs = 1e6 / data.unit_ns, step = roundStep((last - first) / perMs, Math.max((width - left) / 90, 2));
+    const perMs = 1e6, step = roundStep((last - first) / perMs, Math.max((width - left) / 90, 2));
     pen.textAlign = "center";
     for (let tick = Math.ceil(first / perMs / step) * step; tick <= last / perMs; tick += step) {
       const x = placeOf(tick * perMs);
@@ -266,7 +265,7 @@
   }
 
   function show(from, to) {
-    const span = Math.min(Math.max(to - from, FEWEST_UNITS), data.end);
+    const span = Math.min(Math.max(to - from, FEWEST_NS), data.end);
     first = Math.min(Math.max(from, 0), data.end - span);
     last = first + span;
     ask();
@@ -346,7 +345,7 @@
   function goTo(index) {
     if (!matches.length) return;
     match = (index + matches.length) % matches.length;
-    const found = matches[match], span = Math.max((found.end - found.start) * 4, FEWEST_UNITS);
+    const found = matches[match], span = Math.max((found.end - found.start) * 4, FEWEST_NS);
     chosen = found.row;
     const middle = (found.start + found.end) / 2;
     show(middle - span / 2, middle + span / 2);

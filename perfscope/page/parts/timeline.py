@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from perfscope.analyzers.timeline import DeviceTimeline, JobTimeline
 from perfscope.analyzers.timeline.tracks import STATES, JobTracks
 from perfscope.charts.palette import Colour
+from perfscope.charts.svg import LONGEST_TEXT
 from perfscope.constants import NS_PER_US
 from perfscope.engine.run import Analysis
 from perfscope.page.part import Drawn, rank_name, result_of
@@ -23,13 +24,12 @@ _COLOURS = (
     Colour.OPERATOR, Colour.PAUSE, Colour.UNKNOWN, Colour.LAUNCH, Colour.LAUNCH, Colour.PAUSE, Colour.DEPENDENCY,
     Colour.CALL, Colour.UNKNOWN,
 )  # fmt: skip
+#: Ranks of operations that a page draws: more make it too large for a browser.
 _MOST_MEMBERS = 60_000
-_LONGEST_NAME = 160
-_FINEST_UNITS = 2**31
 
 
 def draw_timeline(analysis: Analysis) -> Drawn:
-    """All ranks on one clock: what each device did at every moment."""
+    """What each device did at every moment, for the script that draws it."""
     timeline = result_of(analysis, "timeline", JobTimeline)
     assert timeline is not None
     return Drawn(" ".join(_describe(timeline)), html=_write(timeline))
@@ -51,15 +51,9 @@ def _describe(timeline: JobTimeline) -> Iterator[str]:
 
 
 def _write(timeline: JobTimeline) -> str:
-    data = msgspec.json.encode(to_data(timeline)).decode()
-    for letter, code in (
-        ("<", "\\u003c"),
-        (">", "\\u003e"),
-        ("&", "\\u0026"),
-        ("\u2028", "\\u2028"),
-        ("\u2029", "\\u2029"),
-    ):
-        data = data.replace(letter, code)
+    data = msgspec.json.encode(_to_data(timeline)).decode()
+    for letter in "<>&\u2028\u2029":
+        data = data.replace(letter, f"\\u{ord(letter):04x}")
     used = [index for index in range(len(STATES)) if any(device.time_ns[index] for device in timeline.devices)]
     legend = "".join(f'<li><i class="swatch fill-{_COLOURS[index]}"></i>{STATES[index]}</li>' for index in used)
     if timeline.job.bubbles:
@@ -87,11 +81,8 @@ def _write(timeline: JobTimeline) -> str:
     )
 
 
-def to_data(timeline: JobTimeline) -> dict[str, Json]:
-    """What the script reads; times are counted in ``unit_ns`` from the first moment."""
-    unit_ns = 1
-    while (timeline.end_ns - timeline.start_ns) // unit_ns > _FINEST_UNITS:
-        unit_ns *= 10
+def _to_data(timeline: JobTimeline) -> dict[str, Json]:
+    """What the script reads; times are nanoseconds from the first moment."""
     names: dict[str, int] = {}
     shown = [timeline.devices[index] for index in timeline.shown]
     rows = list(dict.fromkeys((device.tracks.rank, device.tracks.device) for device in shown))
@@ -102,15 +93,11 @@ def to_data(timeline: JobTimeline) -> dict[str, Json]:
         tracks = device.tracks
         offset_ns = timeline.job.clock_of(tracks.rank).offset_ns + timeline.start_ns
         row = position[tracks.rank, tracks.device]
-        pieces[row].append(_pack_device(device, offset_ns, unit_ns, names))
-        steps[row] += [
-            [step.number, (step.start_ns - offset_ns) // unit_ns, (step.last_ns - offset_ns) // unit_ns]
-            for step in tracks.steps
-        ]
+        pieces[row].append(_pack_device(device, offset_ns, names))
+        steps[row] += [[step.number, step.start_ns - offset_ns, step.last_ns - offset_ns] for step in tracks.steps]
     reasons = dict(zip(timeline.shown, timeline.why_shown, strict=False))
     return {
-        "unit_ns": unit_ns,
-        "end": (timeline.end_ns - timeline.start_ns) // unit_ns + 1,
+        "end": timeline.end_ns - timeline.start_ns + 1,
         "states": [[name, str(colour)] for name, colour in zip(STATES, _COLOURS, strict=True)],
         "rows": [
             {"name": rank_name(rank), "steps": steps[index], "pieces": pieces[index]}
@@ -120,27 +107,19 @@ def to_data(timeline: JobTimeline) -> dict[str, Json]:
         "names": list(names),
         "shares": _round_shares(timeline),
         "bins": len(timeline.shares),
-        **_pack_operations(
-            timeline.job, {rank: index for index, (rank, _) in enumerate(rows)}, timeline.start_ns, unit_ns
-        ),
+        **_pack_operations(timeline.job, {rank: index for index, (rank, _) in enumerate(rows)}, timeline.start_ns),
     }
 
 
-def _pack_device(device: DeviceTimeline, offset_ns: int, unit_ns: int, names: dict[str, int]) -> Json:
+def _pack_device(device: DeviceTimeline, offset_ns: int, names: dict[str, int]) -> Json:
     """One window: its first moment, its states, and its longest events."""
     states, longest = device.tracks.states, device.longest
     assert states is not None
-    edges = np.append(states.start_ns, states.end_ns[-1:]) - offset_ns
-    edges = np.maximum(edges // unit_ns, 0)
-    index = np.array(
-        [names.setdefault(escape_control_characters(name[:_LONGEST_NAME]), len(names)) for name in longest.names],
-        np.int64,
-    )
-    starts = np.maximum((longest.start_ns - offset_ns) // unit_ns, 0)
-    gaps = np.diff(starts, prepend=0)
-    columns = np.column_stack(
-        (np.maximum(gaps, 0), (longest.end_ns - longest.start_ns) // unit_ns, index[longest.name])
-    )
+    edges = np.maximum(np.append(states.start_ns, states.end_ns[-1:]) - offset_ns, 0)
+    texts = (escape_control_characters(name[:LONGEST_TEXT]) for name in longest.names)
+    index = np.array([names.setdefault(text, len(names)) for text in texts], np.int64)
+    gaps = np.diff(np.maximum(longest.start_ns - offset_ns, 0), prepend=0)
+    columns = np.column_stack((np.maximum(gaps, 0), longest.end_ns - longest.start_ns, index[longest.name]))
     return {
         "at": int(edges[0]),
         "lengths": np.diff(edges).tolist(),
@@ -157,7 +136,7 @@ def _round_shares(timeline: JobTimeline) -> Json:
     return [[state, thousandths[:, state].tolist()] for state in range(len(STATES)) if thousandths[:, state].any()]
 
 
-def _pack_operations(job: JobTracks, rows: dict[int | None, int], start_ns: int, unit_ns: int) -> dict[str, Json]:
+def _pack_operations(job: JobTracks, rows: dict[int | None, int], start_ns: int) -> dict[str, Json]:
     """The operations of several ranks, the longest first where there are too many; and the bubbles."""
     ordered = sorted(job.operations, key=lambda operation: min(operation.start_ns) - max(operation.end_ns))
     kinds: dict[str, int] = {}
@@ -169,20 +148,18 @@ def _pack_operations(job: JobTracks, rows: dict[int | None, int], start_ns: int,
             break
         size = "" if operation.kind.bytes == ABSENT else f" of {format_bytes(operation.kind.bytes)}"
         kind = kinds.setdefault(f"{operation.kind.operation or 'operation'}{size}", len(kinds))
+        # Row, begin and end of each rank that is shown, the first one to arrive first.
         entries = sorted(zip(operation.ranks, operation.start_ns, operation.end_ns, strict=True), key=lambda e: e[1])
-        packed.append([kind, *(_flat(entries, rows, start_ns, unit_ns))])
+        flat = [
+            number
+            for rank, begin_ns, end_ns in entries
+            if rank in rows
+            for number in (rows[rank], begin_ns - start_ns, end_ns - start_ns)
+        ]
+        packed.append([kind, *flat])
     bubbles = [
-        [rows[bubble.rank], (bubble.start_ns - start_ns) // unit_ns, (bubble.end_ns - start_ns) // unit_ns]
+        [rows[bubble.rank], bubble.start_ns - start_ns, bubble.end_ns - start_ns]
         for bubble in job.bubbles
         if bubble.rank in rows
     ]
-    return {"kinds": list(kinds), "operations": packed, "operations_in_all": len(job.operations), "bubbles": bubbles}
-
-
-def _flat(
-    entries: Sequence[tuple[int, int, int]], rows: dict[int | None, int], start_ns: int, unit_ns: int
-) -> Iterator[int]:
-    """Row, begin and end of each rank that is shown, the first one to arrive first."""
-    for rank, begin_ns, end_ns in entries:
-        if rank in rows:
-            yield from (rows[rank], (begin_ns - start_ns) // unit_ns, (end_ns - start_ns) // unit_ns)
+    return {"kinds": list(kinds), "operations": packed, "bubbles": bubbles}
