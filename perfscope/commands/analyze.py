@@ -22,8 +22,8 @@ from perfscope.commands.options import (
     require_positive,
     require_readable,
 )
-from perfscope.commands.traces import ExecutionOptions
 from perfscope.engine.analysis_report import to_report, to_reports
+from perfscope.engine.execution import Execution, available_processors
 from perfscope.engine.places import FilePlaces, at_hand
 from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Analysis, Plan
@@ -38,7 +38,7 @@ from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
-_TRACES, _PEAK, _TABLES = "Traces", "Peak", "Tables"
+_TRACES, _PEAK, _TABLES, _EXECUTION = "Traces", "Peak", "Tables", "Execution"
 _JOB, _MEMORY = frozenset({"goodput"}), frozenset({"memory"})
 #: Short names of views, next to the names of analyzers.
 _VIEWS = {"bubble": ("pipeline_bubble", "pipeline_steps")}
@@ -103,6 +103,25 @@ class TableOptions(NamedTuple):
 _USUAL_TABLES = TableOptions()
 
 
+class ExecutionOptions(NamedTuple):
+    """Where traces are read."""
+
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of processes that read traces.",
+            show_default="number of processors",
+            rich_help_panel=_EXECUTION,
+        ),
+    ] = None
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a Dask cluster that reads traces instead: tcp://HOST:8786.", rich_help_panel=_EXECUTION
+        ),
+    ] = None
+
+
 @expand_groups
 def analyze(
     context: typer.Context,
@@ -140,11 +159,16 @@ def analyze(
     """
     if tables.depth is not None:
         require_positive("--depth", tables.depth)
+    if where.workers is not None:
+        require_positive("--workers", where.workers)
+        if where.dask is not None:
+            raise UsageError("--workers are processes of this machine; the cluster of --dask has its own")
+    shows_progress = not context.find_root().params.get("quiet")
     if stated.peak is not None:
         check_dense(stated.peak, stated.dtype or Dtype.BF16, None)
     require_readable(section, format)
     plan = Plan(
-        execution=where.execution(shows_progress=not context.find_root().params.get("quiet")),
+        execution=Execution(where.workers or available_processors(), where.dask, shows_progress),
         only=_parse_names(only),
         with_operators=tables.operators,
         depth=tables.depth,

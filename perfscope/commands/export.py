@@ -129,10 +129,10 @@ def _write_page(paths: Sequence[str], path: Path) -> Report:
         "schema": "perfscope/page/1",
         "path": str(path),
         "bytes": len(content),
-        "parts": [{"part": part.identity, "absent": part.absent or None} for part in document.parts],
+        "parts": [{"part": part.identity, "absent": part.drawn.absent or None} for part in document.parts],
         "analysis": {**analyzed.data, "warnings": list(analyzed.warnings)},
     }
-    rows = tuple((part.title, part.absent or "shown") for part in document.parts)
+    rows = tuple((part.title, part.drawn.absent or "shown") for part in document.parts)
     note = f"{path}: {len(content) / MB:.2f} MB, one file, no network. Open it in a browser."
     section = Section("Parts of the page", (Column("Part"), Column("Shown")), rows, (note,))
     return Report(f"A page of {document.title}", data, (section,), document.damage)

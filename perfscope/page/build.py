@@ -11,20 +11,67 @@ import msgspec
 from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.findings import Findings
+from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.steps import StepTimes
-from perfscope.constants import GB, MANY_RANKS
+from perfscope.constants import GB, MANY_RANKS, US_PER_S
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
-from perfscope.page.html import render
+from perfscope.page.html import clean, render, with_code
 from perfscope.page.part import Drawn, PageDocument, PagePart, Tile, result_of
 from perfscope.page.parts import bars, curves
-from perfscope.page.parts.findings import draw_findings
 from perfscope.page.parts.timeline import draw_timeline
 from perfscope.report import Column, Section, percent
-from perfscope.units import format_count, format_seconds
+from perfscope.units import format_count, format_ranges, format_seconds
+
+
+def draw_findings(analysis: Analysis) -> Drawn:
+    """One card a finding, the one that regains most first."""
+    findings = result_of(analysis, "findings", Findings)
+    assert findings is not None
+    if not findings.findings:
+        return Drawn("Nothing stands out: no cause that perfscope knows costs much of a step.")
+    cards = "".join(_card(finding, index) for index, finding in enumerate(findings.findings))
+    step = format_seconds(findings.step_us / US_PER_S)
+    lead = f"What costs the most of a step of {step}, and what to try. Times are what a fix would regain of each step."
+    return Drawn(lead, html=f'<ol class="findings">{cards}</ol>')
+
+
+def _card(finding: Finding, index: int) -> str:
+    pointer = f"/results/findings/{index}"
+    low, high = (format_seconds(edge / US_PER_S) for edge in finding.interval_us)
+    between = f"{low} to {high}, " if low != high else ""
+    ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks, 8)}" if finding.ranks else "all ranks"
+    evidence = "".join(f"<li>{with_code(item.text)}</li>" for item in finding.evidence)
+    if finding.saved_bytes is not None:
+        cost = (
+            f'<p class="cost"><strong data-pointer="{pointer}/saved_bytes" data-value="{finding.saved_bytes}">'
+            f"{finding.saved_bytes / GB:.2f} GB</strong> <span>less at the peak</span></p>"
+        )
+    else:
+        cost = _cost_in_time(finding, pointer)
+    return (
+        f"<li><h3>{clean(finding.title)}</h3>{cost}"
+        f'<p class="advice">{with_code(finding.advice)}</p><ul class="evidence">{evidence}</ul>'
+        f'<p class="faint">{between}{clean(str(finding.basis))}, '
+        f"{ranks} · <code>docs/findings/{clean(finding.id)}.md</code></p></li>"
+    )
+
+
+def _cost_in_time(finding: Finding, pointer: str) -> str:
+    share = percent(finding.share_of_step) or 0.0
+    return (
+        f'<p class="cost"><strong data-pointer="{pointer}/cost_us" data-value="{finding.cost_us!r}">'
+        f"{format_seconds(finding.cost_us / US_PER_S)}</strong> "
+        f'<span data-pointer="{pointer}/share_of_step" data-value="{finding.share_of_step!r}">{share:.1f} % of a step'
+        "</span>"
+        '<svg class="share" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect width="100" height="4"/>'
+        f'<rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +100,14 @@ class _Kind:
         if not any(name in analysis.results for name in needs):
             reasons = [each.reason for each in (*analysis.skipped, *analysis.inapplicable) if each.analyzer == needs[0]]
             reason = "; ".join(dict.fromkeys(reasons)) or self.otherwise
-            return PagePart(self.identity, self.title, absent=f"Nothing to show: {reason}.")
+            return PagePart(self.identity, self.title, Drawn(absent=f"Nothing to show: {reason}."))
         drawn = self.draw(analysis) if self.draw else Drawn()
         results = [analysis.results[name] for name in self.results if name in analysis.results]
         sections = tuple(section for result in results for section in result.sections())
         if drawn.absent and not sections:
-            return PagePart(self.identity, self.title, absent=drawn.absent)
-        lead = drawn.lead.strip() or drawn.absent
-        return PagePart(self.identity, self.title, lead, drawn.figures, sections, html=drawn.html)
+            return PagePart(self.identity, self.title, drawn)
+        drawn = replace(drawn, lead=drawn.lead.strip() or drawn.absent, absent="")
+        return PagePart(self.identity, self.title, drawn, sections)
 
 
 #: The parts in their order; what is in none of them stands at the end as tables.
@@ -186,6 +233,6 @@ def _show_others(analysis: Analysis) -> PagePart:
         rows = tuple((skip.analyzer, skip.reason) for skip in analysis.skipped)
         sections.append(Section("Not computed", (Column("Result"), Column("Reason")), rows))
     if not sections:
-        return PagePart("others", "Other results", absent="Nothing to show: all results are drawn above.")
+        return PagePart("others", "Other results", Drawn(absent="Nothing to show: all results are drawn above."))
     lead = "Tables of `perfscope analyze` that no chart draws, and what could not be computed."
-    return PagePart("others", "Other results", lead, sections=tuple(sections))
+    return PagePart("others", "Other results", Drawn(lead), tuple(sections))

@@ -14,10 +14,9 @@ from importlib.resources import files
 
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.charts.svg import LONGEST_TEXT, draw
+from perfscope.constants import MANY_RANKS
 from perfscope.page.part import PageDocument, PageFigure, PagePart, Tile
 from perfscope.report import Cell, Column, Section, escape_control_characters, shorten_warnings
-
-_MOST_ROWS = 100
 
 
 def render(document: PageDocument) -> str:
@@ -54,9 +53,9 @@ def clean(text: str) -> str:
     return escape(visible if len(visible) <= LONGEST_TEXT else visible[: LONGEST_TEXT - 1] + "…")
 
 
-def write_table(section: Section, caption: str) -> str:
-    """A section's table; numbers keep their full precision beside what is shown."""
-    rows = section.rows[:_MOST_ROWS]
+def _write_table(section: Section, caption: str) -> str:
+    """A section's table; numbers keep their full precision as data."""
+    rows = section.rows[:MANY_RANKS]
     heads = "".join(f'<th scope="col">{clean(column.heading)}</th>' for column in section.columns)
     body = "\n".join(
         f"<tr>{''.join(_cell(cell, column) for cell, column in zip(row, section.columns, strict=True))}</tr>"
@@ -80,8 +79,7 @@ def _cell(cell: Cell, column: Column) -> str:
     return f'<td class="number" data-value="{cell!r}">{text}</td>'
 
 
-def write_notes(notes: Sequence[str]) -> str:
-    """Sentences below a table."""
+def _write_notes(notes: Sequence[str]) -> str:
     return f'<ul class="notes">{"".join(f"<li>{with_code(note)}</li>" for note in notes)}</ul>' if notes else ""
 
 
@@ -117,7 +115,7 @@ def _head(document: PageDocument) -> Iterator[str]:
         title = "Parts of this run are missing or damaged. The page shows the rest."
         yield f'<section class="damage" aria-label="Damage"><p><strong>{title}</strong></p><ul>{lines}</ul></section>'
     if document.remarks:
-        yield f'<div class="remarks">{write_notes(document.remarks)}</div>'
+        yield f'<div class="remarks">{_write_notes(document.remarks)}</div>'
     if document.tiles:
         yield f'<dl class="tiles">{"".join(map(_tile, document.tiles))}</dl>'
     yield "</header>"
@@ -138,39 +136,33 @@ def _tile(tile: Tile) -> str:
 
 def _navigation(parts: Sequence[PagePart]) -> Iterator[str]:
     links = "".join(
-        f'<li><a href="#{part.identity}"{" class=absent" if part.absent else ""}>{clean(part.title)}</a></li>'
+        f'<li><a href="#{part.identity}"{" class=absent" if part.drawn.absent else ""}>{clean(part.title)}</a></li>'
         for part in parts
     )
-    yield '<nav aria-label="Parts of this page"><details open><summary>Contents</summary>'
-    yield f"<ol>{links}</ol></details></nav>"
+    summary = "<details open><summary>Contents</summary>"
+    yield f'<nav aria-label="Parts of this page">{summary}<ol>{links}</ol></details></nav>'
 
 
 def _part(part: PagePart) -> Iterator[str]:
     yield f'<section id="{part.identity}" class="part" aria-labelledby="{part.identity}-h">'
     yield f'<h2 id="{part.identity}-h">{clean(part.title)}</h2>'
-    if part.absent:
-        yield f'<p class="absence">{with_code(part.absent)}</p>\n</section>'
+    if part.drawn.absent:
+        yield f'<p class="absence">{with_code(part.drawn.absent)}</p>\n</section>'
         return
-    if part.lead:
-        yield f'<p class="lead">{with_code(part.lead)}</p>'
-    if part.html:
-        yield part.html
-    for number, figure in enumerate(part.figures):
-        yield _figure(figure, f"{part.identity}-{number}")
-    for section in part.sections:
-        yield _section(section)
+    if part.drawn.lead:
+        yield f'<p class="lead">{with_code(part.drawn.lead)}</p>'
+    yield part.drawn.html
+    yield from (_figure(figure, f"{part.identity}-{number}") for number, figure in enumerate(part.drawn.figures))
+    yield from map(_section, part.sections)
     yield "</section>"
 
 
 def _figure(figure: PageFigure, identity: str) -> str:
     title = figure.charts[0].title
-    table = figure.values
-    details = ""
-    if table is not None:
-        details = (
-            f"<details><summary>Figures of this chart</summary>{write_table(table, title)}"
-            f"{write_notes(table.notes)}</details>"
-        )
+    details = (
+        f"<details><summary>Figures of this chart</summary>{_write_table(figure.values, title)}"
+        f"{_write_notes(figure.values.notes)}</details>"
+    )
     return (
         f'<figure id="{identity}"><figcaption><h3>{clean(title)}</h3></figcaption>'
         f'<div class="scroll chart-scroll" tabindex="0" role="region" aria-label="{clean(title)}">'
@@ -183,8 +175,8 @@ def _section(section: Section) -> str:
     if section.drawing:
         drawing = f'<pre class="scroll" tabindex="0">{escape(escape_control_characters(section.drawing))}</pre>'
     if not section.columns:
-        return f"<h3>{clean(section.title)}</h3>{drawing}{write_notes(section.notes)}"
+        return f"<h3>{clean(section.title)}</h3>{drawing}{_write_notes(section.notes)}"
     return (
         f"<details><summary>Table: {clean(section.title)}</summary>{drawing}"
-        f"{write_table(section, section.title)}{write_notes(section.notes)}</details>"
+        f"{_write_table(section, section.title)}{_write_notes(section.notes)}</details>"
     )

@@ -20,7 +20,7 @@ from perfscope.charts.grammar import (
 )  # fmt: skip
 from perfscope.charts.palette import Colour
 from perfscope.charts.svg import draw, draw_file, fit_extent, label_levels
-from perfscope.page.figures import draw_bars
+from perfscope.page.part import draw_bars
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>\"'&"
@@ -52,7 +52,6 @@ def test_what_a_logarithmic_axis_cannot_show_is_left_out() -> None:
 def test_a_stack_leaves_nothing_out() -> None:
     kinds = (("a", Colour.COPY), ("b", Colour.DATA), ("c", Colour.IDLE))
     figure = draw_bars("t", "ms", ("row", "other"), ((1, 2, 3), (0, None, 4)), kinds)
-    assert figure.values is not None
     assert figure.values.rows == (("row", 1, 2, 3, 6), ("other", 0, None, 4, 4))
     bars = marks_of(draw_file(figure.charts), "rect")
     edges = [(float(bar.get("x", "")), float(bar.get("width", ""))) for bar in bars]

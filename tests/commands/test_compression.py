@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.commands.profile.compression import compress, compress_run
+from perfscope.commands.profile.completion import compress, compress_run
 
 _TRACE = Path("fixtures/traces/single/rank0.pt.trace.json.gz")
 
@@ -65,7 +65,7 @@ def test_on_a_full_disk_everything_stays_as_it_is(run_dir: Path) -> None:
     before = {name: (run_dir / name).read_bytes() for name in files(run_dir)}
     script = (
         "import resource, signal, sys, pathlib; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from perfscope.commands.profile.compression import compress_run\n"
+        "from perfscope.commands.profile.completion import compress_run\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))\n"
         "compress_run(pathlib.Path(sys.argv[1]))"
     )

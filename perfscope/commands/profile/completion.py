@@ -13,17 +13,21 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from isal import igzip
+
 from perfscope import wire
-from perfscope.commands.profile.compression import compress_run
+from perfscope.constants import MIB
 from perfscope.hooks.guard import call_safely, value_or_none
 from perfscope.hooks.reach.supervise import Ending
 from perfscope.hooks.record_files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
+from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SUFFIX
 from perfscope.wire.records import to_file
 from perfscope.wire.traces import STORE_VARIABLE
 
@@ -63,26 +67,21 @@ def _record_end(run_dir: Path, ending: Ending) -> None:
 
 def _summarize_run(run_dir: Path, *, writes_page: bool) -> list[str]:
     """Analyze the run, for its page where it has one; without it where that is not possible."""
-    lines: list[str] = []
+    end = [f"run: {_shorten_path(run_dir)}"]
     if writes_page:
         page = run_dir / wire.PAGE_FILE
         answer, problem = _ask("export", "--output", str(page), str(run_dir))
         if answer is not None:
-            pages = f"page: {_shorten_path(page)}"
-            return [*summarize(answer["analysis"]), f"run: {_shorten_path(run_dir)}", pages, *_list_viewers(run_dir)]
-        lines.append(f"the page could not be written: {problem}")
+            return [*summarize(answer["analysis"]), *end, f"page: {_shorten_path(page)}", *_list_viewers(run_dir)]
+        end.insert(0, f"the page could not be written: {problem}")
     analysis, problem = _ask("analyze", str(run_dir))
     if analysis is None:
-        return [f"the run could not be summarised: {problem}", f"run: {_shorten_path(run_dir)}"]
-    return [*summarize(analysis), *lines, f"run: {_shorten_path(run_dir)}", *_list_viewers(run_dir)]
+        return [f"the run could not be summarised: {problem}", *end]
+    return [*summarize(analysis), *end, *_list_viewers(run_dir)]
 
 
 def _ask(command: str, *words: str) -> tuple[dict[str, Any] | None, str]:
-    """What a command of ours answers in a process of its own, without the user's environment and the command's input.
-
-    Returns:
-        Its JSON, or None and the reason.
-    """
+    """The JSON of a command of ours, or None and the reason; the process has neither the user's path nor an input."""
     arguments = ["--quiet", command, "--format", "json", *words]
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode or sys.pycache_prefix else [])]
     process = subprocess.run(
@@ -100,22 +99,45 @@ def _ask(command: str, *words: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def _list_viewers(run_dir: Path) -> list[str]:
-    lines = [f"report: perfscope analyze {_quote_path(run_dir)}"]
+    lines = [f"report: perfscope analyze {shlex.quote(_shorten_path(run_dir))}"]
     traces = list((run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}*"))
     if traces:
         most_to_see = min(traces, key=lambda trace: (len(trace.parts), trace))  # light windows are in a folder below
+        folder = shlex.quote(_shorten_path(run_dir / wire.TRACES_FOLDER))
         lines += [
             f"timeline: open {_shorten_path(most_to_see)} at https://ui.perfetto.dev",
-            f"TensorBoard: tensorboard --logdir {_quote_path(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
+            f"TensorBoard: tensorboard --logdir {folder} (with torch-tb-profiler)",
         ]
     return lines
-
-
-def _quote_path(path: Path) -> str:
-    """A path for a command that a reader copies into a shell."""
-    return shlex.quote(_shorten_path(path))
 
 
 def _shorten_path(path: Path) -> str:
     folder = value_or_none(Path.cwd)
     return str(path.relative_to(folder) if folder is not None and path.is_relative_to(folder) else path)
+
+
+def compress_run(run_dir: Path) -> None:
+    """Compress all traces and histories of memory.
+
+    No process does it during training: it would be a child of the training process, which that may wait for.
+    """
+    # Hidden traces are unfinished.
+    plain = [*(run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}")]
+    plain += (run_dir / MEMORY_FOLDER).glob(f"[!.]*{MEMORY_SUFFIX}")
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        list(pool.map(compress, plain))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C the rest stays plain
+
+
+def compress(path: Path) -> None:
+    """Replace a file by its .gz, atomically; one that cannot be compressed stays plain, which readers accept."""
+    unfinished = path.with_name(f"{path.name}.gz.tmp")
+    try:
+        with path.open("rb") as source, igzip.open(unfinished, "wb") as target:
+            shutil.copyfileobj(source, target, MIB)
+        unfinished.replace(f"{path}.gz")
+        path.unlink()
+    except OSError:
+        unfinished.unlink(missing_ok=True)

@@ -25,21 +25,13 @@ from perfscope.hooks.reach import launch
 from perfscope.hooks.record_files import replace_file
 from perfscope.wire.records import to_file
 
-_LONGEST_NAME = 40
 #: A typed folder that cannot be created for these reasons was typed wrong.
 _WRONG_FOLDER = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A command that is ready to run.
-
-    Attributes:
-        command: Its words.
-        environment: Its environment.
-        run_dir: The run's folder; absent where the command runs without perfscope.
-        writes_page: Whether a page of the run is written when the command has ended.
-    """
+    """A command that is ready to run; without a folder of the run it runs without perfscope."""
 
     command: list[str]
     environment: dict[str, str]
@@ -99,7 +91,7 @@ def _create_default_folder(config: Config, command: Sequence[str]) -> tuple[Conf
     """Create ``runs/TIME-NAME``, named after the script; numbered where that exists."""
     scripts = [word for word in command if word.endswith(".py")]
     name = Path(scripts[0] if scripts else command[0]).stem
-    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:_LONGEST_NAME]
+    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
     first = Path("runs").absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     number = 1
     while True:

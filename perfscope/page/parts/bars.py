@@ -13,12 +13,9 @@ from perfscope.analyzers.wall_clock import WallClock
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
-from perfscope.page.figures import draw_bars, select_rows
-from perfscope.page.part import Drawn, PageFigure, rank_name, result_of
+from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, draw_bars, rank_name, result_of, select_rows
 from perfscope.report import Cell, Column, Section, percent_of
 from perfscope.schedules.drawing import to_charts
-
-_MOST_ROWS = 48
 
 _DEVICE = (
     ("compute", Colour.COMPUTE),
@@ -35,12 +32,12 @@ def draw_breakdown(analysis: Analysis) -> Drawn:
         return Drawn("No GPU was used: the time of the hosts, from the operators in the traces.")
     bars = []
     for rank in breakdown.ranks:
-        if len(breakdown.ranks) <= _MOST_ROWS and rank.steps:
+        if len(breakdown.ranks) <= MOST_DRAWN and rank.steps:
             name = rank_name(rank.rank)
             bars += [(f"{name} · step {step.name.rpartition('#')[2]}", step.parts) for step in rank.steps]
         else:
             bars.append((rank_name(rank.rank), rank.row))
-    selection = select_rows([parts.idle for _, parts in bars], _MOST_ROWS, "idle time")
+    selection = select_rows([parts.idle for _, parts in bars], "idle time")
     shown = [bars[index] for index in selection.rows]
     rows = [
         [time / NS_PER_MS for time in (parts.compute, parts.exposed_communication, parts.exposed_copy, parts.idle)]
@@ -78,7 +75,7 @@ def draw_wall_clock(analysis: Analysis) -> Drawn:
     clock = result_of(analysis, "wall_clock", WallClock)
     assert clock is not None
     ledgers = clock.ledgers
-    selection = select_rows([float(ledger.wall_ns) for ledger in ledgers], _MOST_ROWS, "wall time")
+    selection = select_rows([float(ledger.wall_ns) for ledger in ledgers], "wall time")
     shown = [ledgers[row] for row in selection.rows]
     names = [rank_name(each.rank) + (f", start {each.attempt + 1}" if each.attempt else "") for each in shown]
     rows = [[sum(each.parts.get(part, 0) for part in parts) / NS_PER_S for _, _, parts in _LIFE] for each in shown]
@@ -121,7 +118,7 @@ def draw_memory(analysis: Analysis) -> Drawn:
     if not bars:
         reason = "Nothing to show: no rank recorded the memory of its device, and NVML was not sampled on it."
         return Drawn(absent=reason)
-    selection = select_rows([sum(part or 0.0 for part in parts[:2]) for _, parts in bars], _MOST_ROWS, "memory in use")
+    selection = select_rows([sum(part or 0.0 for part in parts[:2]) for _, parts in bars], "memory in use")
     shown = [bars[index] for index in selection.rows]
     lead = "The most that each rank's device held: tensors by torch's allocator, all use by NVML. GB is 10^9 bytes. "
     names = [rank_name(rank) for rank, _ in shown]

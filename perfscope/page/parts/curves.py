@@ -33,8 +33,7 @@ from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.errors import MissingInput
-from perfscope.page.figures import bucket_edges, select_rows
-from perfscope.page.part import Drawn, PageFigure, rank_name, result_of
+from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, bucket_edges, rank_name, result_of, select_rows
 from perfscope.renderers.summary import describe_steps
 from perfscope.report import Column, Section
 from perfscope.result import to_object
@@ -313,9 +312,6 @@ def _describe(operation: GroupOperation) -> str:
     )
 
 
-_MOST_RANKS, _MOST_BUCKETS = 64, 60
-
-
 def draw_stragglers(analysis: Analysis) -> Drawn:
     """A heat map of the waits that each rank caused in each step."""
     stragglers = result_of(analysis, "stragglers", Stragglers)
@@ -325,9 +321,9 @@ def draw_stragglers(analysis: Analysis) -> Drawn:
         return Drawn(
             "No rank is blamed: all waits are between the stages of a pipeline, which wait for each other by design."
         )
-    selection = select_rows([rank.caused for rank in stragglers.ranks], _MOST_RANKS, "caused wait")
+    selection = select_rows([rank.caused for rank in stragglers.ranks], "caused wait")
     ranks = [stragglers.ranks[index] for index in selection.rows]
-    buckets = [steps[first:end] for first, end in bucket_edges(len(steps), _MOST_BUCKETS)]
+    buckets = [steps[first:end] for first, end in bucket_edges(len(steps), MOST_DRAWN)]
     waits_ms = [
         [sum(rank.caused_in.get(step, 0.0) for step in bucket) / NS_PER_MS for bucket in buckets] for rank in ranks
     ]

@@ -16,7 +16,7 @@ from benchmarks.injected_faults import find
 from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.engine.run import Analysis, Plan, analyze
-from perfscope.page.parts.findings import draw_findings
+from perfscope.page.build import draw_findings
 from tests.conftest import ROOT
 
 MODULES = ROOT / "fixtures" / "modules"
