@@ -1,1 +1,0 @@
-"""Each guide of CONTRIBUTING, followed to the letter in a copy of the tree."""
