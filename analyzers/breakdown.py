@@ -25,12 +25,10 @@ from perfscope.analyzers.shared.parts import COLUMNS, DeviceStep, Parts, split
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Section, long_table
+from perfscope.report import MOST_ROWS, Column, Section, long_table
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
-
-_MOST_STEP_ROWS = 64
 
 
 class RankParts(Figures, frozen=True, array_like=True):
@@ -128,7 +126,7 @@ class Breakdown(Result, frozen=True):
         )
         if steps:
             of_steps = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *COLUMNS)
-            sections.append(long_table("Device time by step", of_steps, steps, most=_MOST_STEP_ROWS))
+            sections.append(long_table("Device time by step", of_steps, steps, most=MOST_ROWS))
         return tuple(sections)
 
 

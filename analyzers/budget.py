@@ -27,7 +27,7 @@ from perfscope.analyzers.shared.marked_steps import step_number
 from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Section, percent_of
+from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.kernel_classes import short_name
@@ -36,7 +36,6 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
 COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "exposed communication", "exposed copy", "idle"
 #: The order of kinds where terms are equally large.
 KINDS = (COMPUTE, COMMUNICATION, COPY, IDLE)
-_MOST_ROWS = 40
 
 
 class Term(NamedTuple):
@@ -144,7 +143,7 @@ class Budget(Result, frozen=True):
             "end of the work of the step before to the end of its own."
         )
         (table,) = self.TABLES
-        return (table.section([(term, self.step_ns) for term in self.terms], (note,), most=_MOST_ROWS),)
+        return (table.section([(term, self.step_ns) for term in self.terms], (note,), most=MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[StepBudget, ...] | None:

@@ -27,7 +27,7 @@ from perfscope.analyzers.shared.doubt import Checked
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
-from perfscope.report import Section
+from perfscope.report import MOST_ROWS, Section
 from perfscope.result import (
     MS_OF_NS,
     PERCENT,
@@ -43,8 +43,6 @@ from perfscope.result import (
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_bytes
-
-_MOST_ROWS = 40
 
 
 class GroupOperation(Figures, frozen=True):
@@ -170,7 +168,7 @@ class Collectives(Result, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """One table."""
-        return (self.TABLES[0].section(self.operations, self.notes, most=_MOST_ROWS),)
+        return (self.TABLES[0].section(self.operations, self.notes, most=MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:

@@ -31,14 +31,12 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import stdtrit
 
+from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.report import Json
 from perfscope.tables.columns import Float64
 
-CONFIDENCE = 0.95
 #: Standard deviation of a median between runs of the same code whose steps do not vary, as a share.
 BETWEEN_RUNS = 0.004
-#: What is added to it, as a share of the standard deviation of steps.
-_BETWEEN_RUNS_OF_SPREAD = 1.0
 #: Stretches of a run; fewer than two steps a stretch are taken for independent.
 _STRETCHES = 8
 _MAD_TO_DEVIATION = 1.4826
@@ -182,8 +180,7 @@ def _between_runs(a: Samples, b: Samples, confidence: float) -> float:
 def _variance_between_runs(a: Samples, b: Samples, between_runs: float | None) -> float:
     if between_runs is not None:
         return 2 * between_runs**2
-    spreads = [_BETWEEN_RUNS_OF_SPREAD * _spread(np.log(side.runs[0])) for side in (a, b)]
-    return sum(BETWEEN_RUNS**2 + spread**2 for spread in spreads)
+    return sum(BETWEEN_RUNS**2 + _spread(np.log(side.runs[0])) ** 2 for side in (a, b))
 
 
 def _between_steps(a: Samples, b: Samples, confidence: float) -> float:

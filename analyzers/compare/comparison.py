@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 
 from perfscope.analyzers.budget import KINDS, Budget, Term, apportion
 from perfscope.analyzers.compare.change import (
-    CONFIDENCE,
     Delta,
     Samples,
     Variation,
@@ -18,15 +18,13 @@ from perfscope.analyzers.compare.change import (
     exact_change,
 )
 from perfscope.analyzers.compare.side import Compared, Side, TrainedSetup
+from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
-from perfscope.report import Json
+from perfscope.report import Json, percent
 from perfscope.units import format_parameters
 
 _LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
-_PERCENT = 100
-#: Amounts of work are scaled in whole parts of this.
-_SCALE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +58,13 @@ def parse_limit(text: str) -> Limit:
         raise UsageError(
             f"--fail-on {text!r} is no limit", hint=f"such as 'step_time>+3%' or 'tflops<-3%'; figures: {figures}"
         )
-    name, sign, direction, number, percent = match.groups()
-    if not percent:
+    name, sign, direction, number, unit = match.groups()
+    if not unit:
         raise UsageError(f"--fail-on {text!r} has no %", hint=f"limits are changes in percent: '{text.strip()}%'")
     normal = name.strip().lower().replace(" ", "_").replace("-", "_")
     if normal not in list(Compared):
         raise UsageError(f"--fail-on {text!r} names no figure that is compared", hint=f"figures: {figures}")
-    share = float(number) / _PERCENT * (-1 if direction == "-" else 1)
+    share = float(number) / percent(1.0) * (-1 if direction == "-" else 1)
     return Limit(text.strip(), Compared(normal), sign == ">", share)
 
 
@@ -216,7 +214,8 @@ def compare_budgets(a: Side, b: Side, factor: float) -> BudgetChange | None:
     (first, calls), (second, other_calls) = (_at_level(side, by_operator=by_operator) for side in (a.budget, b.budget))
     if factor != 1:
         names = sorted(second)
-        means = apportion([second[term] * round(factor * _SCALE) for term in names], _SCALE)
+        share = Fraction(factor).limit_denominator()
+        means = apportion([second[term] * share.numerator for term in names], share.denominator)
         second = dict(zip(names, means, strict=True))
     change_ns, explains = sum(second.values()) - sum(first.values()), "the profiled steps"
     if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:

@@ -20,8 +20,6 @@ _UNITS = {
     Compared.ENERGY: "j",
 }
 _LONGEST_NAME = 60
-_MOST_RUNS = 8
-_MOST_DETAILED = 10
 _KINDS = {
     Origin.RUN: "a run",
     Origin.TRACES: "traces",
@@ -167,7 +165,8 @@ def _figures(comparison: Comparison) -> Section:
 
 def _describe(side: Side) -> str:
     runs = side.step_time_s.runs if side.step_time_s else ()
-    steps = ", ".join(str(len(run)) for run in runs[:_MOST_RUNS]) + (", ..." if len(runs) > _MOST_RUNS else "")
+    counts = sorted({len(run) for run in runs})
+    steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else "".join(map(str, counts))
     setup = _describe_setup(side.setup)
     counted = f"{len(runs)} runs of {steps} steps" if len(runs) > 1 else f"{steps or 'no'} steps"
     return ", ".join(part for part in (_KINDS[side.kind], counted, setup) if part)
@@ -248,7 +247,7 @@ def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
 def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Section, ...]:
     """A row for each comparison, and where there is room the sections of each that found a difference."""
     sections = [_verdicts(comparisons, most_rows)]
-    detailed = [comparison for comparison in comparisons if comparison.verdict is not Judgement.SAME][:_MOST_DETAILED]
+    detailed = [comparison for comparison in comparisons if comparison.verdict is not Judgement.SAME][:most_rows]
     for comparison in detailed:
         name = shorten(comparison.b.name)
         sections += [
@@ -280,7 +279,7 @@ def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
         Column("Interval (%)"),
         Column("Limits exceeded"),
     )
-    shown, left_out = first_rows(rows, max(most_rows, _MOST_DETAILED))
+    shown, left_out = first_rows(rows, most_rows)
     confidence = comparisons[0].confidence
     note = (
         f"Each interval has a confidence of {confidence:.2%}, so that all {len(comparisons)} hold together with 95 % "

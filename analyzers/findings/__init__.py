@@ -18,7 +18,7 @@ from perfscope.analyzers.findings import communication, compute, host
 from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Finding
 from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
 from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
-from perfscope.report import Section, percent
+from perfscope.report import MOST_ROWS, Section, percent
 from perfscope.result import Result, ResultList
 from perfscope.units import format_ranges
 
@@ -32,12 +32,8 @@ RULES: tuple[Finder, ...] = tuple(
 )
 #: A finding that regains a smaller share of a step is not worth a line.
 SMALLEST_SHARE = 0.02
-#: A replay that is farther from the measured step misses something that the job waited for.
-_LARGEST_ERROR = 0.02
 #: A saving stands out of the noise of the steps where it is so many times larger.
 _CLEARLY = 1.5
-_MOST_LINES = 9
-_MOST_RANGES = 8
 
 
 class Findings(ResultList, frozen=True):
@@ -52,7 +48,7 @@ class Findings(ResultList, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """One line a finding."""
-        lines = [describe(finding) for finding in self.findings[:_MOST_LINES]]
+        lines = [describe(finding) for finding in self.findings[:MOST_ROWS]]
         left_out = len(self.findings) - len(lines)
         if left_out:
             lines.append(f"{left_out} more are in --format json.")
@@ -66,7 +62,7 @@ class Findings(ResultList, frozen=True):
 def describe(finding: Finding) -> str:
     """A finding in one line."""
     low, high = (us / US_PER_MS for us in finding.interval_us)
-    where = f", rank {format_ranges(finding.ranks, _MOST_RANGES)}" if finding.ranks else ""
+    where = f", rank {format_ranges(finding.ranks, MOST_ROWS)}" if finding.ranks else ""
     cost = (
         f"{finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share_of_step):.1f} % of a step "
         f"({finding.basis}: {low:.2f} to {high:.2f} ms)"
@@ -173,7 +169,7 @@ def _replayed(training: TracedRun, cause: Fault) -> Fault:
     What was measured in many steps says more than a replay of the few in a window.
     """
     replay = training.regain(cause.scenario) if cause.scenario and not cause.is_of_all_steps else None
-    if replay is None or abs(replay.replay_error) > _LARGEST_ERROR:
+    if replay is None:
         return cause
     part, saved_ns, off_ns = cause.scenario_part, replay.saved_ns, replay.uncertain_ns
     low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in (saved_ns - off_ns, saved_ns + off_ns))

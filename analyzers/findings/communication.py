@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import partial
 from math import ceil
 
@@ -21,19 +22,16 @@ from perfscope.analyzers.findings.training import (
     offer,
 )
 from perfscope.analyzers.stragglers.traces import Why
-from perfscope.constants import MEGA, MIB, NS_PER_US, US_PER_MS
+from perfscope.constants import MEGA, NS_PER_US, US_PER_MS
 from perfscope.report import percent
 from perfscope.schedules.catalog import Schedule
 
 _GLOO = "gloo:all_reduce"
-_DEFAULT_BUCKET_BYTES = 25 * MIB
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
 _SMALL_BYTES = MEGA
 _MOST_SMALL = 16
 #: Of a reduction that is made more often than needed, counted by its bytes or its calls.
 _NEARLY_ALL = 0.75
-#: What larger messages save of the time of small ones.
-_SAVED = 0.8
 #: Axes whose communication is no transfer between stages.
 _BESIDE_STAGES = ("DP", "TP", "CP", "EP")
 
@@ -48,7 +46,6 @@ _LEAST_UNEXPLAINED = 0.05
 _BUSY = 0.5
 #: Stages whose times differ by less are equal.
 _LEAST_DIFFERENCE = 0.05
-_ROUNDING = 1e-9
 #: Schedules of which others have a smaller bubble with the same micro-batches; one that was not recognised is none.
 _PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 
@@ -135,14 +132,12 @@ def find_small_collectives(training: TracedRun) -> Fault | None:
             TRAINER: "a larger `ddp_bucket_cap_mb` of TrainingArguments.",
             DEEPSPEED: "a larger `reduce_bucket_size` and `allgather_bucket_size` in `zero_optimization`.",
             MEGATRON: "a larger `--ddp-bucket-size`.",
-            DDP: "`DistributedDataParallel(bucket_cap_mb=25)`, its default, or more."
-            if bucket is None or bucket < _DEFAULT_BUCKET_BYTES
-            else "a larger `bucket_cap_mb` of DistributedDataParallel.",
+            DDP: "a larger `bucket_cap_mb` of DistributedDataParallel; its default is 25.",
             FSDP: "`fully_shard` on whole blocks, and not on each layer.",
             TORCH: "DistributedDataParallel, or one flat tensor for all gradients.",
         }
     )
-    cost_us = _SAVED * share * rank.communication
+    cost_us = share * rank.communication
     return Fault(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Basis.BOUND)
 
 
@@ -321,8 +316,8 @@ def find_large_bubble(training: TracedRun) -> Fault | None:
         return None
     stages, microbatches = len(pipeline.stages), pipeline.microbatches
     # The bubble b of m micro-batches is c / (m + c): (p - 1) / (m + p - 1) for 1F1B. It halves where m + c doubles.
-    theory = pipeline.theory or (stages - 1) / (microbatches + stages - 1)
-    doubled = ceil(microbatches * (2 - theory) / (1 - theory) - _ROUNDING)
+    theory = Fraction(pipeline.theory or (stages - 1) / (microbatches + stages - 1)).limit_denominator()
+    doubled = ceil(microbatches * (2 - theory) / (1 - theory))
     cost_us = pipeline.schedule_share / 2 * pipeline.section_us
     evidence = fact(
         f"{percent(pipeline.schedule_share):.1f} % of the stages' time is the schedule's bubble: {stages} stages, "

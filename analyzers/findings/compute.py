@@ -22,8 +22,8 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.report import percent
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, product_precision
 
-#: Pads of a short last batch are no fault.
-_FEWEST_PADDED = 0.1
+#: A smaller share is no fault: pads of a short last batch, throttled steps, memory that is free or holds no tensor.
+_NOTABLE = 0.1
 #: A softmax that is no part of a cross entropy, as torch's kernels state it: the fifth argument of their templates.
 _SOFTMAX = re.compile(
     r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
@@ -50,13 +50,6 @@ _NORM = re.compile(r"norm\d*$|ln_?(?:\d+|f)$")
 _FUSED_KERNELS = 4.0
 #: One that launches more than so many was written operator by operator.
 _MOST_FUSED_KERNELS = 10.0
-#: Fewer throttled steps are an accident.
-_FEWEST_THROTTLED = 0.1
-#: Less free memory than this share of the GPU's is short; a larger share that holds no tensor is worth a change.
-_SHORT, _UNUSED = 0.1, 0.1
-_MOST_SAVINGS = 2
-#: A limit that is lower than the GPU's own was set by somebody.
-_OWN_LIMIT = 0.97
 
 
 def find_padding(training: TracedRun) -> Fault | None:
@@ -68,7 +61,7 @@ def find_padding(training: TracedRun) -> Fault | None:
         if rank.padding is not None and rank.padding.positions
     ]
     row, padding = max(padded, key=lambda entry: entry[1].padded / entry[1].positions, default=("", None))
-    if padding is None or padding.padded < _FEWEST_PADDED * padding.positions:
+    if padding is None or padding.padded < _NOTABLE * padding.positions:
         return None
     share = padding.padded / padding.positions
     evidence = fact(
@@ -283,11 +276,11 @@ def find_throttling(training: TracedRun) -> Fault | None:
             continue
         place, gpu = found
         limit_w, own_w, highest = gpu.power_limit_w or 0.0, gpu.power_limit_default_w or 0.0, gpu.sm_clock_max_mhz
-        is_limited = bool(limit_w) and limit_w < _OWN_LIMIT * own_w
+        is_limited = bool(limit_w) and limit_w < own_w
         reasons = [
             (cause, cause_row)
             for cause_row, cause in numbered(f"{row}/causes", entry.causes)
-            if len(cause.steps) >= _FEWEST_THROTTLED * entry.known_steps and (cause.cause != POWER_CAP or is_limited)
+            if len(cause.steps) >= _NOTABLE * entry.known_steps and (cause.cause != POWER_CAP or is_limited)
         ]
         if not reasons or not entry.hit_mhz or not highest or entry.hit_mhz >= highest:
             continue
@@ -319,9 +312,9 @@ def find_full_memory(training: TracedRun) -> Fault | None:
         if peak.device_bytes
     ]
     share, row, peak = max(used, key=lambda entry: entry[0], default=(0.0, "", None))
-    if peak is None or share <= 1 - _SHORT:
+    if peak is None or share <= 1 - _NOTABLE:
         return None
-    if peak.unused_bytes >= _UNUSED * (peak.device_bytes or 0):
+    if peak.unused_bytes >= _NOTABLE * (peak.device_bytes or 0):
         saved = peak.unused_bytes
         evidence = [
             fact(
@@ -334,17 +327,16 @@ def find_full_memory(training: TracedRun) -> Fault | None:
         segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", training.has_expandable_segments
         advice = f"Try {offer(segments, ('inputs of fewer lengths.', False))}"
     elif peak.savings:
-        saved, change = round(peak.savings[0].saved_bytes), peak.savings[0].change
-        whole = (peak.device_bytes or 0) / GB
+        saving = peak.savings[0]
+        saved, whole = round(saving.saved_bytes), (peak.device_bytes or 0) / GB
         text = f"Tensors take {peak.peak_bytes / GB:.2f} GB at the peak, of {whole:.2f} GB of the GPU."
-        evidence = [fact(text, row, "peak_bytes device_bytes")]
-        for place, saving in numbered(f"{row}/savings", peak.savings)[:_MOST_SAVINGS]:
-            text = (
-                f"{saving.saved_bytes / GB:.2f} GB ({percent(saving.saved_bytes / peak.peak_bytes):.0f} %) less: "
-                f"{saving.change}; its price: {saving.price}."
-            )
-            evidence.append(fact(text, place, "saved_bytes change price"))
-        advice = f"{change[:1].upper()}{change[1:]}."
+        of_peak = percent(saving.saved_bytes / peak.peak_bytes)
+        less = f"{saving.saved_bytes / GB:.2f} GB ({of_peak:.0f} %) less: {saving.change}; its price: {saving.price}."
+        evidence = [
+            fact(text, row, "peak_bytes device_bytes"),
+            fact(less, f"{row}/savings/0", "saved_bytes change price"),
+        ]
+        advice = f"{saving.change[:1].upper()}{saving.change[1:]}."
     else:
         return None
     of_rank = () if peak.rank is None else (peak.rank,)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 #: A rank on which something takes less than this share of the longest time is not named.
 _ALSO = 0.5
-_PREFETCH = 4
 _PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
 #: Fewer compilations after the first steps are the last of the first ones.
 _FEWEST_COMPILED_STEPS = 3
@@ -64,7 +63,6 @@ def find_slow_loading(training: TracedRun) -> Fault | None:
         low_us = min((means.data_wait_low_s or 0.0) * US_PER_S, cost_us)
         high_us = max((means.data_wait_high_s or 0.0) * US_PER_S, cost_us)
     now = f" (now {loader.workers})" if loader is not None and loader.workers else ""
-    prefetch = "" if loader is not None and (loader.prefetch or 0) >= _PREFETCH else f", prefetch_factor={_PREFETCH}"
     is_persistent = loader is not None and loader.persistent
     advice = "Try " + training.option(
         {
@@ -72,7 +70,7 @@ def find_slow_loading(training: TracedRun) -> Fault | None:
             MEGATRON: f"a larger `--num-workers`{now}.",
             LIGHTNING: f"more `num_workers`{now}{'' if is_persistent else ' and `persistent_workers=True`'} in the "
             "DataLoader.",
-            TORCH: f"`DataLoader(num_workers=N{now}{prefetch}{'' if is_persistent else ', persistent_workers=True'})`.",
+            TORCH: f"`DataLoader(num_workers=N{now}{'' if is_persistent else ', persistent_workers=True'})`.",
         }
     )
     return Fault(

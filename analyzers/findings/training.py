@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from perfscope.analyzers.stragglers.devices import FIRST_SHARDED_STAGE
 from perfscope.constants import NS_PER_US, US_PER_S
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ POWER_CAP = "software power cap"
 DEEPSPEED, MEGATRON, TRAINER, LIGHTNING, FSDP, DDP, TORCH = (
     "deepspeed", "megatron", "trainer", "lightning", "fsdp", "ddp", "torch",
 )  # fmt: skip
-_SHARDED = 3
 #: What the step boundary says of the framework.
 _BY_SOURCE = {
     "deepspeed": DEEPSPEED,
@@ -404,7 +404,7 @@ class TracedRun:
             names += [_BY_NAME[name] for name in _BY_NAME if name in setup.frameworks]
             if setup.ddp is not None:
                 names.append(DDP)
-            elif setup.zero_stage == _SHARDED and DEEPSPEED not in names:
+            elif setup.zero_stage == FIRST_SHARDED_STAGE and DEEPSPEED not in names:
                 names.append(FSDP)
         return (*names, TORCH)
 

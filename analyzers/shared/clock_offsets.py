@@ -19,9 +19,8 @@ from perfscope.tables.columns import Float64, Int64
 _SAME_CLOCK_NS = NS_PER_MS
 #: How much later than the others the last rank leaves, as a share of the transfer, at most.
 _LARGEST_SKEW = 0.1
-_FEWEST_OF_A_KIND = 3
 #: The median of fewer may be one that was interrupted.
-_FEWEST_SHORTEST = 5
+FEWEST_ENDS = 3
 
 
 class Offset(Struct, frozen=True):
@@ -63,12 +62,12 @@ def find_offset(difference_ns: Int64, lead_ns: Int64, transfer_ns: Int64) -> Off
     is_last, is_first = lead_ns > largest, lead_ns < -largest
     together = ~(is_last | is_first)
     last, first = int(is_last.sum()), int(is_first.sum())
-    if min(last, first) >= _FEWEST_OF_A_KIND:
+    if min(last, first) >= FEWEST_ENDS:
         skew = (np.median(difference_ns[is_last]) - np.median(difference_ns[is_first])) / 2
         return _offset_of(np.where(is_last, difference_ns - skew, difference_ns + skew)[~together])
     if together.sum() >= max(last, first):
         return _offset_of(difference_ns[together])
-    count = max((len(transfer_ns) + 1) // 2, min(len(transfer_ns), _FEWEST_SHORTEST))
+    count = max((len(transfer_ns) + 1) // 2, min(len(transfer_ns), FEWEST_ENDS))
     shortest = np.argsort(transfer_ns, kind="stable")[:count]
     return _offset_of(difference_ns[shortest], float(np.median(largest[shortest])))
 

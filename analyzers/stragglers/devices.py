@@ -15,24 +15,21 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
-from perfscope.analyzers.stragglers.lateness import LateCause, Lateness
-from perfscope.analyzers.stragglers.parts import FEWEST_PROBES
+from perfscope.analyzers.stragglers.lateness import MORE, LateCause, Lateness
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run
-from perfscope.tables.steps import Steps
+from perfscope.tables.steps import FEWEST_STEPS, Steps
 
 #: Of each probe, a time on the device, and for how long of it the device may have waited for the host.
 _Times: TypeAlias = "Sequence[tuple[int | None, int | None]]"
 
-#: A device that needs this much longer is slow: clean runs in ``fixtures/stragglers`` have ratios of up to 1.046.
-_SLOW = 1.05
 #: Sharded modules take up to 1.12 times as long in clean runs, while a collective waits for another rank.
 _SLOW_UNITS = 1.25
 #: A clock that is lower by this ratio is lower.
 _LOWER_CLOCK = 0.98
 #: From this stage of ZeRO on a forward pass gathers parameters.
-_FIRST_SHARDED_STAGE = 3
+FIRST_SHARDED_STAGE = 3
 
 
 class DevicePace(Figures, frozen=True):
@@ -55,7 +52,7 @@ class DevicePace(Figures, frozen=True):
         ),
     ] = None
     relative_update: Annotated[float | None, Doc("The same of the optimizer.")] = None
-    limit: float = _SLOW
+    limit: float = MORE
     sm_clock_mhz: Annotated[int | None, Doc("Clock of its multiprocessors; None without samples.")] = None
     throttled: str = ""
 
@@ -73,7 +70,7 @@ class DevicePace(Figures, frozen=True):
     def is_slow(self) -> bool:
         """Whether it needs longer by more than replicas differ; not where its forward passes are faster than theirs."""
         forward = self.relative_forward or 1.0
-        return forward >= self.limit or (forward >= 1 / _SLOW and (self.relative_update or 1.0) >= _SLOW)
+        return forward >= self.limit or (forward >= 1 / MORE and (self.relative_update or 1.0) >= MORE)
 
     @property
     def excess_ns(self) -> int:
@@ -95,7 +92,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     """The pace of each rank's device over its replicas, and which GPUs it says nothing of."""
     stages = _find_stages(run) if has_stages else dict.fromkeys((table.rank for table in tables), 0)
     clocks = _read_clocks(run)
-    probed = {table.rank: table.probes for table in tables if len(table.probes) >= FEWEST_PROBES}
+    probed = {table.rank: table.probes for table in tables if len(table.probes) >= FEWEST_STEPS}
     is_whole = {rank: _is_whole_model(run, rank) for rank in probed}
     forwards = {
         rank: [(each.forward_ns, each.forward_launch_ns) for each in own]
@@ -107,17 +104,17 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     paces, unseen = [], defaultdict(list)
     for rank, own in probed.items():
         peers = [peer for peer in probed if peer != rank and stages.get(peer, -1 - peer) == stages.get(rank)]
-        limit = _SLOW if is_whole[rank] else _SLOW_UNITS
+        limit = MORE if is_whole[rank] else _SLOW_UNITS
         forward = None if has_stages else _relative(forwards[rank], [forwards[peer] for peer in peers], limit)
         forward_ns = [each.forward_ns for each in own if each.forward_ns is not None]
         pace = DevicePace(
             rank,
             len(own),
-            round(median(forward_ns)) if len(forward_ns) >= FEWEST_PROBES else None,
+            round(median(forward_ns)) if len(forward_ns) >= FEWEST_STEPS else None,
             round(median(each.backward_ns for each in own)),
             round(median(each.update_ns for each in own)),
             forward,
-            _relative(updates[rank], [updates[peer] for peer in peers], _SLOW),
+            _relative(updates[rank], [updates[peer] for peer in peers], MORE),
             limit,
             *clocks.get(rank, (None, "")),
         )
@@ -128,7 +125,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     with_gpu = {rank.rank for rank in run.ranks if rank.device_type not in (None, "cpu")}
     untimed = [table.rank for table in tables if table.rank in with_gpu and table.rank not in probed]
     if untimed:
-        unseen[f"fewer than {FEWEST_PROBES} of their steps were timed"] += untimed
+        unseen[f"fewer than {FEWEST_STEPS} of their steps were timed"] += untimed
     return Paces(tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()})
 
 
@@ -144,7 +141,7 @@ def _is_whole_model(run: Run, rank: int) -> bool:
         return False
     setup = run.setups.get(rank)
     stage = None if setup is None else setup.engine.get("zero_optimization.stage")
-    return setup is not None and (setup.ddp is not None or (type(stage) is int and stage < _FIRST_SHARDED_STAGE))
+    return setup is not None and (setup.ddp is not None or (type(stage) is int and stage < FIRST_SHARDED_STAGE))
 
 
 def _relative(times: _Times, peers: Sequence[_Times], limit: float) -> float | None:
@@ -153,8 +150,8 @@ def _relative(times: _Times, peers: Sequence[_Times], limit: float) -> float | N
     Absent where too few times are known, and where the device waited for its host and is not slow without that either.
     """
     own = _present(times)
-    compared = [of_peer for peer in peers if len(of_peer := _present(peer)) >= FEWEST_PROBES]
-    if len(own) < FEWEST_PROBES or not compared:
+    compared = [of_peer for peer in peers if len(of_peer := _present(peer)) >= FEWEST_STEPS]
+    if len(own) < FEWEST_STEPS or not compared:
         return None
     usual_ns = median(median(time_ns for time_ns, _ in peer) for peer in compared)
     ratio = median(time_ns - wait_ns for time_ns, wait_ns in own) / max(usual_ns, 1)
@@ -179,7 +176,7 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
         own, others = work[pace.rank], [value for peer in peers if (value := work[peer.rank]) is not None]
         more_work = own / median(others) if own is not None and others else 1.0
         cause, detail = LateCause.WORK, f"{more_work:.2f} times the work of the others"
-        if more_work <= _SLOW:
+        if more_work <= MORE:
             cause, detail = _explain(pace, peers)
         cost_ns = excess_ns * steps
         slow.append(

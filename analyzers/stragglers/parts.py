@@ -9,12 +9,10 @@ import numpy as np
 
 from perfscope.analyzers.shared.parts import HostPart
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
-from perfscope.tables.steps import HostTimes, Steps
+from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps
 
 #: Parts that show by themselves why a rank is late; the others depend on what the rank has to compute, or on others.
 EVIDENCE = tuple(part for part in HostPart if part not in (HostPart.COMPUTE, HostPart.EXCHANGE))
-#: Fewer probes of a rank say nothing.
-FEWEST_PROBES = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +68,7 @@ def split_steps(tables: Sequence[Steps]) -> ComparedSteps | None:
 
 def _idle(tables: Sequence[Steps], parts_ns: Mapping[HostPart, Int64]) -> tuple[float, ...]:
     probed = [[probe.idle_ns for probe in table.probes if probe.idle_ns is not None] for table in tables]
-    if any(len(idle_ns) < FEWEST_PROBES for idle_ns in probed):
+    if any(len(idle_ns) < FEWEST_STEPS for idle_ns in probed):
         return ()
     explained_ns = sum(
         np.median(parts_ns[part], axis=1) for part in (HostPart.SAVE, HostPart.DATA, HostPart.NO_PROCESSOR)

@@ -19,13 +19,11 @@ from perfscope.analyzers.stragglers.lateness import (
 from perfscope.analyzers.stragglers.parts import ComparedSteps, split_steps
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Section
+from perfscope.report import MOST_ROWS, Cell, Section
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges
-
-_MOST_RANKS = 16
 
 
 def _count(steps: int) -> str:
@@ -115,7 +113,7 @@ class LateRanks(Result, frozen=True):
                 "the host over the median of the ranks that hold the same part of the model."
             )
             slowest_first = sorted(self.devices, key=lambda pace: -pace.ratio)
-            sections.append(devices.section(slowest_first, (note,), most=_MOST_RANKS))
+            sections.append(devices.section(slowest_first, (note,), most=MOST_ROWS))
         return tuple(sections)
 
     def in_a_sentence(self) -> str:
@@ -183,7 +181,7 @@ class LateRanks(Result, frozen=True):
         named = {str(late.rank) for late in self.late}
         rows.sort(key=lambda row: row[0] not in named)
         note = "Means of the compared steps on the host; the parts add up to the step."
-        return report.long_table("Steps on the host, by rank", columns, rows, (note,), most=_MOST_RANKS)
+        return report.long_table("Steps on the host, by rank", columns, rows, (note,), most=MOST_ROWS)
 
 
 def analyze(run: Run) -> LateRanks:

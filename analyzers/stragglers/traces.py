@@ -34,15 +34,14 @@ from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_pro
 from perfscope.analyzers.stragglers.compute_pace import Pace, PaceComparison, compare
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Section, percent
+from perfscope.report import MOST_ROWS, Section, percent
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_ranges
 
-#: The wait that makes a rank a straggler, as a share of the longest window.
+#: The wait that makes a rank a straggler, as a share of the longest window; smaller differences explain nothing.
 SIGNIFICANT_FRACTION = 0.01
-_MOST_ROWS = 40
 
 
 #: The axes whose groups may have ranks of several stages.
@@ -69,8 +68,6 @@ _REASONS = {
 }
 #: The share of the excess that makes a part the reason.
 _DECISIVE = 0.5
-#: Smaller differences in pace or work explain nothing.
-_NOTICEABLE = 0.01
 
 
 class RankWait(Figures, frozen=True):
@@ -233,7 +230,7 @@ class Stragglers(Result, frozen=True):
         """A table of groups and ranks."""
         paces = self.compared.paces if self.compared else {}
         rows = [(group, rank, paces.get(rank.number)) for group in self.groups for rank in group.ranks]
-        return (self.TABLES[0].section(rows, (self._verdict(), *self._notes()), most=_MOST_ROWS),)
+        return (self.TABLES[0].section(rows, (self._verdict(), *self._notes()), most=MOST_ROWS),)
 
     def _notes(self) -> list[str]:
         notes = ["A rank's wait is the time that an operation took longer on it than on the rank that arrived last."]
@@ -432,7 +429,7 @@ def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, P
         return _Reason(Why.UNKNOWN, None, excess)
     if part != "compute":
         return _Reason(*_REASONS[part], excess)
-    if max(more_work, slower) < _NOTICEABLE:
+    if max(more_work, slower) < SIGNIFICANT_FRACTION:
         text = "its device computed longer, though the compared kernels are as many and as fast"
         return _Reason(Why.WORK, text, excess)
     if more_work > slower:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from perfscope.analyzers.whatif.critical_path import HOST, LAUNCH, PathPart, find_critical_path
-from perfscope.analyzers.whatif.measured import prepare
+from perfscope.analyzers.whatif.measured import LARGEST_ERROR, prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.whatif.replay import FEWEST_FOR_MEDIAN, StepSpan
 from perfscope.analyzers.whatif.scenarios import (
@@ -29,8 +29,6 @@ from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, In
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Trace, distinct
 
-_MOST_OFFERED = 10
-_LARGEST_ERROR = 0.02
 #: A step with so much of its critical path on the host is bound by it.
 _HOST_BOUND = 0.25
 #: What saves less than this share of a step is not offered.
@@ -150,7 +148,7 @@ class WhatIf(Result, frozen=True):
                 "was disturbed does not."
             )
         yield from self._describe_overhead(causes.get(HOST, 0.0) + causes.get(LAUNCH, 0.0))
-        if abs(self.replay_error) > _LARGEST_ERROR:
+        if abs(self.replay_error) > LARGEST_ERROR:
             yield "That is too far for what saves less: the graph misses something that this job waited for."
         names: defaultdict[str, list[str]] = defaultdict(list)
         for outlook in self.scenarios:
@@ -221,7 +219,7 @@ def answer(
     outlooks.sort(key=lambda outlook: -outlook.saved_ns)
     if not scenarios:
         saving = [outlook for outlook in outlooks if outlook.saved_ns > _LEAST_SAVED * measured.replayed.step_ns]
-        outlooks, refused = saving[:_MOST_OFFERED], []
+        outlooks, refused = saving[:MOST_ROWS], []
     return WhatIf(
         measured=measured.steps,
         exact=measured.exact,

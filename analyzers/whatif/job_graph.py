@@ -12,7 +12,7 @@ from msgspec import Struct
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind
 from perfscope.analyzers.collectives.matching import match_rows
 from perfscope.analyzers.collectives.process_groups import is_transfer
-from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
+from perfscope.analyzers.shared.clock_offsets import FEWEST_ENDS, find_offset, is_apart, is_one_host
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
@@ -21,11 +21,8 @@ from perfscope.tables.trace import ABSENT
 
 #: Windows of the same steps begin together; clocks of hosts differ by less than this.
 _LONGEST_WINDOW_APART_NS = 60 * NS_PER_S
-#: Fewer lost events than this share change no figure.
-_FEWEST_LOST = 0.001
 #: The ends of the two kernels of a transfer are at most this far apart.
 _LONGEST_APART_NS = 25 * NS_PER_US
-_FEWEST_ENDS = 3
 
 #: One rank's part in an operation: the position of the rank in ``JobGraph.ranks``, and its event.
 Member: TypeAlias = tuple[int, int]
@@ -117,7 +114,7 @@ def _require_one_run(ranks: Sequence[RankGraph], chosen: Sequence[RankGraph]) ->
 
 
 def _describe_losses(graph: RankGraph) -> Iterator[str]:
-    if graph.lost_events > _FEWEST_LOST * max((graph.step != ABSENT).sum(), 1):
+    if graph.lost_events:
         yield (
             f"{graph.path}: {graph.lost_events} launched kernels are missing: the profiler dropped events, and the "
             "replay does without them."
@@ -146,7 +143,7 @@ def _offsets(ranks: Sequence[RankGraph], operations: Sequence[JointOperation]) -
     for position in reached:
         for (first, second), events in pairs.items():
             other = second if position == first else first
-            if position in (first, second) and other not in reached and len(events) >= _FEWEST_ENDS:
+            if position in (first, second) and other not in reached and len(events) >= FEWEST_ENDS:
                 ahead = _clock_offset(ranks[first], ranks[second], np.array(events, np.int64))
                 offsets[other] = offsets[position] + (ahead if position == first else -ahead)
                 reached.append(other)

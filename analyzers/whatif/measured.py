@@ -24,6 +24,8 @@ from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Float64, Int64
 
+#: A replay that is farther from the measured step misses something that the job waited for.
+LARGEST_ERROR = 0.02
 #: Between two calls the host keeps at least this share of its time, and loses no more than so much.
 _LEAST_KEPT = 0.4
 _MOST_OVERHEAD_NS = 100.0 * NS_PER_US

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.shared.intervals import union
 from perfscope.analyzers.whatif.job_graph import JobGraph
-from perfscope.analyzers.whatif.measured import MeasuredJob, prepare
+from perfscope.analyzers.whatif.measured import LARGEST_ERROR, MeasuredJob, prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
+from perfscope.report import MOST_ROWS
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, Work
@@ -123,9 +124,6 @@ def parse_scenario(text: str) -> tuple[Scenario, str]:
     raise UsageError(f"there is no scenario {name!r}", hint=f"scenarios: {names}")
 
 
-_MOST_RANKS = 8
-
-
 def offered_scenarios(job: JobGraph) -> list[tuple[Scenario, str]]:
     """The scenarios that make sense for a job without being asked for: those that leave a step's work as it is."""
     texts = ["launch-free", "data-loading-free", "recomputation-off"]
@@ -135,7 +133,7 @@ def offered_scenarios(job: JobGraph) -> list[tuple[Scenario, str]]:
         texts += [f"communication-free={role}" for role in roles if len(roles) > 1]
     if len(job.ranks) > 1:
         texts.append("no-stragglers")
-        texts += [f"median-{part}={graph.rank}" for graph in job.ranks[:_MOST_RANKS] for part in ("device", "host")]
+        texts += [f"median-{part}={graph.rank}" for graph in job.ranks[:MOST_ROWS] for part in ("device", "host")]
     return [parse_scenario(text) for text in texts]
 
 
@@ -554,14 +552,12 @@ _FREE_HOST = Scenario("launch-free", "", "the host launches without taking time"
 class Regain(Struct, frozen=True):
     """What a replay of the profiled steps without a finding's cause saves of a step, and how far that may be off.
 
-    Less than ``noise_ns`` is no saving. ``replay_error`` is how far the replay of the measured durations is from the
-    measured step, as a share.
+    Less than ``noise_ns`` is no saving.
     """
 
     saved_ns: float
     uncertain_ns: float
     noise_ns: float
-    replay_error: float
 
 
 class Fixes:
@@ -584,10 +580,10 @@ class Fixes:
     def regain(self, fix: str) -> Regain | None:
         """What a scenario such as ``communication-free=DP`` saves; None where the traces cannot answer it."""
         measured = self._measured
-        if measured is None:
+        if measured is None or abs(measured.error) > LARGEST_ERROR:
             return None
         try:
             outlook = apply_scenario(measured, *((_FREE_HOST, "") if fix == _FREE_HOST.name else parse_scenario(fix)))
         except (MissingInput, UsageError):
             return None
-        return Regain(outlook.saved_ns, outlook.uncertain_ns, measured.uncertain_ns, measured.error)
+        return Regain(outlook.saved_ns, outlook.uncertain_ns, measured.uncertain_ns)

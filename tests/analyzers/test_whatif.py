@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.whatif import RefusedScenario, WhatIf, answer, measure
+from perfscope.analyzers.whatif.measured import MeasuredJob
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.scenarios import Fixes
 from perfscope.errors import MissingInput, UsageError
@@ -156,7 +157,7 @@ def test_of_several_windows_the_first_is_replayed_and_the_answer_says_so() -> No
     assert "2 traces of other windows are left out." in result.notes
 
 
-def test_what_fixes_regain_is_the_answer_of_the_replay_or_none() -> None:
+def test_what_fixes_regain_is_the_answer_of_the_replay_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     partials = [partial for trace in traces_of("whatif/slow_gpu") if (partial := measure(trace))]
     fixes = ("no-stragglers", "median-host=9", "data-loading-free")
     straggler, nobody, loading = map(Fixes(partials).regain, fixes)
@@ -164,6 +165,8 @@ def test_what_fixes_regain_is_the_answer_of_the_replay_or_none() -> None:
     assert straggler is not None
     assert straggler.saved_ns == outlook.saved_ns > 0.15 * outlook.replayed_ns
     assert (nobody, loading, Fixes([]).regain("launch-free")) == (None, None, None)
+    monkeypatch.setattr(MeasuredJob, "error", property(lambda _: -0.05))
+    assert Fixes(partials).regain("no-stragglers") is None, "a replay that is far from the measured step"
 
 
 def test_a_host_is_as_fast_as_in_steps_that_nobody_profiled_where_they_tell_it() -> None:

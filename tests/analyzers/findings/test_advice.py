@@ -50,12 +50,7 @@ def zero(**values: Any) -> dict[str, Any]:
 
 
 def loader(**changes: Any) -> dict[str, Any]:
-    return run(loaders=[Made(**{"workers": 2, "pin_memory": False, "prefetch": 2, "persistent": False, **changes})])
-
-
-def collectives(dtype: str, operation: str = "all_reduce") -> dict[str, Any]:
-    row = Made(operation=operation, bytes=500, calls=40, dtype=dtype, duration=900, wait=0)
-    return {"collectives": Made(operations=[row])}
+    return run(loaders=[Made(**{"workers": 2, "pin_memory": False, "persistent": False, **changes})])
 
 
 def saved(asynchronous: bool) -> dict[str, Any]:
@@ -89,7 +84,6 @@ FRAGMENTED = {"memory": Made(devices=[Made(rank=0, reserved_bytes=95, unused_byt
 #: A rule, the option, results in which it is off, and those in which it is on.
 CASES: list[tuple[Find, str, dict[str, Any], dict[str, Any]]] = [
     (host.find_slow_loading, "persistent_workers", loader(), loader(persistent=True)),
-    (host.find_slow_loading, "prefetch_factor", loader(), loader(prefetch=8)),
     (host.find_unpinned_copies, "pin_memory=True", {**loader(), **PAGEABLE}, {**loader(pin_memory=True), **PAGEABLE}),
     (host.find_garbage_collection, "gc.disable()", run(), run(collects_garbage=False)),
     (host.find_garbage_collection, "--manual-gc ", options(), run("megatron", collects_garbage=False)),
@@ -109,9 +103,6 @@ CASES: list[tuple[Find, str, dict[str, Any], dict[str, Any]]] = [
     (communication.find_exposed_communication, "--overlap-param-gather", options(), options("--overlap-param-gather")),
     (communication.find_exposed_communication, '"overlap_comm": true',
      zero(**{"zero_optimization.overlap_comm": False}), zero(**{"zero_optimization.overlap_comm": True})),
-    (communication.find_small_collectives, "bucket_cap_mb=25",
-     {**run(ddp=Made(bucket_bytes=2**20)), **collectives("Float")},
-     {**run(ddp=Made(bucket_bytes=25 * 2**20)), **collectives("Float")}),
     (compute.find_fp32_products, "autocast", {"kernels": kernels(FP32)}, {"kernels": kernels(FP32, BF16)}),
     (compute.find_fp32_products, "--bf16", {**options(), "kernels": kernels(FP32)},
      {**options(), "kernels": kernels(FP32, BF16)}),
