@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.postmortem.diagnosis import diagnose
-from perfscope.analyzers.postmortem.summary import Summary
+from perfscope.analyzers.postmortem.diagnosis import Summary, diagnose
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.engine.places import at_hand
 from perfscope.outcome import Outcome

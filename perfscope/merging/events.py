@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
-from perfscope.analyzers.timeline.tracks import RankTracks
+from perfscope.analyzers.timeline import RankTracks
 from perfscope.constants import NS_PER_US
 from perfscope.tables.run import Run
 from perfscope.tables.trace import ABSENT

@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeVar, cast
 import msgspec
 from isal import igzip
 
-from perfscope.analyzers.timeline.tracks import JobTracks, RankTracks, join_tracks, measure_tracks
+from perfscope.analyzers.timeline import JobTracks, RankTracks, join_tracks, measure_tracks
 from perfscope.constants import MIB
 from perfscope.engine.inputs import Inputs
 from perfscope.errors import MissingInput, NotATrace, SourceError

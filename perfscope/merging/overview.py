@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.timeline.tracks import STATES, JobTracks, JoinedOperation, RankTracks
+from perfscope.analyzers.timeline import STATES, JobTracks, JoinedOperation, RankTracks
 from perfscope.constants import NS_PER_US
 from perfscope.merging.events import OVERVIEW, Slot, TraceEvent, arrow_id, name_track, to_json, to_us
 from perfscope.tables.trace import ABSENT

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.timeline import simplify
-from perfscope.analyzers.timeline.tracks import STATES, StateRuns
+from perfscope.analyzers.timeline import STATES, StateRuns, simplify
 
 
 def states_of(durations: list[int], kinds: list[int], start: int = 7) -> StateRuns:

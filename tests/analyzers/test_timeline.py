@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.collectives import measure as measure_collectives
 from perfscope.analyzers.stragglers import traces as stragglers
-from perfscope.analyzers.timeline import MOST_ROWS, DeviceTimeline, JobTimeline, analyze, measure
-from perfscope.analyzers.timeline.tracks import STATES
+from perfscope.analyzers.timeline import MOST_ROWS, STATES, DeviceTimeline, JobTimeline, analyze, measure
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace, Work

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
-from perfscope.analyzers.memory import MemoryUse
-from perfscope.analyzers.memory.peak import chart_memory
+from perfscope.analyzers.memory import MemoryUse, chart_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
 from perfscope.analyzers.shared.parts import LifePart as Spent
 from perfscope.analyzers.steps import StepTimes

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.timeline import DeviceTimeline, JobTimeline
-from perfscope.analyzers.timeline.tracks import STATES, JobTracks
+from perfscope.analyzers.timeline import STATES, DeviceTimeline, JobTimeline, JobTracks
 from perfscope.charts.palette import Colour
 from perfscope.charts.svg import LONGEST_TEXT
 from perfscope.constants import NS_PER_US

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.memory.lifetimes import follow
-from perfscope.analyzers.memory.peak import OUTSIDE, DevicePeak, find_peak
+from perfscope.analyzers.memory import OUTSIDE, DevicePeak, find_peak
+from perfscope.analyzers.memory.categories import follow
 from perfscope.sources.memory import read_recorded, read_snapshot
 from perfscope.tables.memory import AllocatorHistory, Marks, Tensors
 from tests.analyzers.memory.snapshots import BACKWARD, FORWARD, GATHER, LOSS, OPTIMIZER, Script

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import kept_run
-from perfscope.analyzers.memory import MemoryUse, analyze
-from perfscope.analyzers.memory.peak import DevicePeak
+from perfscope.analyzers.memory import DevicePeak, MemoryUse, analyze
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT
 

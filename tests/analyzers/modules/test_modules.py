@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers import modules
-from perfscope.analyzers.modules import build_tree, fold
-from perfscope.analyzers.modules.attribution import ModulePhase, ModuleTimes, Owner, RankModules
+from perfscope.analyzers.modules import ModulePhase, ModuleTimes, Owner, RankModules, build_tree, fold
 from perfscope.engine.registry import BUILT_IN
 from perfscope.errors import NotApplicable
 from perfscope.sources.traces.reader import read_trace
