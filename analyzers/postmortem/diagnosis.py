@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfscope.analyzers.postmortem.matching import (
+    LAST_CALLS,
     History,
     MatchedCollective,
     Matching,
@@ -225,7 +226,7 @@ class _Case:
         shift = history.explain_shift(index)
         if shift is not None:
             return Reason.ORDER if shift is Shift.EXCHANGED else Reason.SKIPPED
-        later = history.tokens[index + 1 : index + 5]
+        later = history.tokens[index + 1 : index + 1 + LAST_CALLS]
         is_usual = actual in history.tokens[:index]
         for token in expected:
             if token in later and is_usual:
@@ -407,7 +408,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 SCHEMA = "perfscope/postmortem/1"
-_LAST_CALLS = 4
 
 #: What a reader can do next.
 _ADVICE = {
@@ -512,7 +512,7 @@ class Summary:
 
     def _last_calls(self, rank: int) -> tuple[CollectiveCall, ...]:
         state = self.evidence.ranks.get(rank)
-        return () if state is None or state.dump is None else state.dump.calls[-_LAST_CALLS:]
+        return () if state is None or state.dump is None else state.dump.calls[-LAST_CALLS:]
 
 
 def _state(call: CollectiveCall) -> str:

@@ -19,9 +19,8 @@ from perfscope.tables.postmortem import CodeLine, CollectiveCall, RankState
 _UNEVEN = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced")
 #: Calls that are compared with what came before them.
 _LONGEST_CONTEXT = 16
-_RECENT = 256
-#: Fewer calls behind one that was left out do not show that.
-_FEWEST_SHIFTED = 2
+#: Calls that are shown, and in which one that was left out or is another than usual counts.
+LAST_CALLS = 4
 
 
 class Signature(NamedTuple):
@@ -81,7 +80,7 @@ def explain_shift(actual: Sequence[object], expected: Sequence[object]) -> Shift
             return Shift.EXCHANGED
     for left_out in range(1, shared + 1):
         rest = expected[left_out : left_out + len(actual)]
-        if len(rest) >= _FEWEST_SHIFTED and list(rest) == list(actual[: len(rest)]):
+        if len(rest) > 1 and list(rest) == list(actual[: len(rest)]):
             return Shift.LEFT_OUT
     return None
 
@@ -107,7 +106,7 @@ class History:
         """How a call that did not come before in its place, and those behind it, differ from what came there before."""
         moves = self._moves.tokens
         position = self._moves.positions[index]
-        if position and moves[position - 1] == _TRANSFERS and self._is_new(position - 1):
+        if position and moves[position - 1] == _TRANSFERS and _is_new(moves, position - 1):
             position -= 1  # what is missing is missing before the sends and receives that precede the call
         places = _find_same_places(moves, position)
         if not places:
@@ -122,24 +121,13 @@ class History:
         known = list(zip(moves, self._moves.lines, strict=True))
         return explain_shift(known[position:], known[since] * repeats) or shift
 
-    def _is_new(self, position: int) -> bool:
-        moves = self._moves.tokens
-        places = _find_same_places(moves, position)
-        return bool(places) and moves[position] not in {moves[end] for end in places}
-
     def find_deviation(self) -> int | None:
         """The position of the last calls' first one that did not come before in its place; None without one.
 
         A deviation counts where the calls before it were regular: each is what came before in its place.
         """
-        first = max(1, len(self.tokens) - _RECENT)
-        irregular = [index for index in range(first, len(self.tokens)) if self._deviates(index)]
-        last = [index for index in irregular if index >= len(self.tokens) - 4]
-        return last[0] if last else None
-
-    def _deviates(self, index: int) -> bool:
-        expected = self.expected_at(index)
-        return bool(expected) and self.tokens[index] not in expected
+        last = range(max(1, len(self.tokens) - LAST_CALLS), len(self.tokens))
+        return next((index for index in last if _is_new(self.tokens, index)), None)
 
     def index_of(self, call: CollectiveCall) -> int | None:
         """The position of a call."""
@@ -188,6 +176,11 @@ def _find_same_places(tokens: Sequence[Token], index: int) -> list[int]:
         if places:
             return places
     return []
+
+
+def _is_new(tokens: Sequence[Token], index: int) -> bool:
+    places = _find_same_places(tokens, index)
+    return bool(places) and tokens[index] not in {tokens[end] for end in places}
 
 
 _DEFAULT_GROUPS = ("0", "")
