@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from perfscope import wire
@@ -98,22 +97,6 @@ def test_the_energy_of_steps_that_follow_pauses_is_withheld(pause_s: float, is_k
         return
     with pytest.raises(MissingInput, match="most undisturbed steps begin sooner than that after a pause"):
         energy.analyze(run)
-
-
-def test_the_second_before_a_step_is_counted_as_by_hand() -> None:
-    generator = random.Random(5)
-    for _ in range(50):
-        starts, ends, now = [], [], 0
-        for _ in range(generator.randrange(1, 12)):
-            starts.append(now := now + generator.choice([0, S // 10, S]))
-            ends.append(now := now + generator.randrange(1, S))
-        moments = sorted(generator.randrange(now + S) for _ in range(5))
-        counted = energy._training_before_ns(np.array(starts), np.array(ends), np.array(moments))
-        by_hand = [
-            sum(max(min(end, at) - max(start, at - S), 0) for start, end in zip(starts, ends, strict=True))
-            for at in moments
-        ]
-        assert counted.tolist() == by_hand
 
 
 def test_a_silence_leaves_the_steps_in_it_out(tmp_path: Path) -> None:

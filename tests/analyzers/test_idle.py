@@ -125,10 +125,6 @@ def test_gaps_inside_a_graph_are_the_graph_s(tmp_path: Path) -> None:
     assert causes(tmp_path, *two_kernels(40, -50, -45, "cudaGraphLaunch")) == {"graph": 40}
 
 
-def test_a_launch_that_the_trace_does_not_hold_is_not_guessed(tmp_path: Path) -> None:
-    assert causes(tmp_path, kernel("first", 0, US), kernel("second", 5 * US, 6 * US)) == {"unknown": 4}
-
-
 def test_the_longest_gaps_say_what_ran_around_them(tmp_path: Path) -> None:
     (rank,) = idle.measure(read_trace(write(tmp_path / "rank0.json", two_kernels(40, 30, 35))))
     (gap,) = rank.longest

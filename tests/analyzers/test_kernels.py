@@ -14,9 +14,8 @@ from perfscope.analyzers.collectives.process_groups import described_role, roles
 from perfscope.analyzers.pipeline_bubble.extraction import find_marks
 from perfscope.sources.partials import Unstorable, pack_value
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.kernel_classes import classify, classify_copy, short_name
+from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.trace import ProcessGroup, Work
-from tests.conftest import ROOT
 from tests.sources.traces.making import Event, copy, distributed, kernel, span, write
 
 COMMUNICATION = [
@@ -221,13 +220,6 @@ def test_a_stored_partial_whose_columns_do_not_belong_together_is_refused() -> N
             pack_value([[["gemm", 0]], times], kernels.KernelTimes)
 
 
-def test_names_are_shortened_for_tables_only() -> None:
-    assert short_name("void at::native::add_kernel<float>(float*, std::array<char*, 2ul>)") == "add_kernel<float>"
-    assert short_name("x" * 100) == "x" * 57 + "..."
-    assert short_name("odd)") == "odd)"
-    assert short_name("") == ""
-
-
 @pytest.mark.parametrize(
     "name",
     ["PP:2F3", "Forward 3", "perfscope: forward 1 stage 0 device 0 of 4", "ncclDevKernel_SendRecv(ncclDevKernelArgs)"],
@@ -237,15 +229,6 @@ def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> Non
     assert find_marks((name,)) or "SendRecv" in name
     assert pipeline_bubble.PIPELINE_NAMES.search(name)
     assert not pipeline_bubble.PIPELINE_NAMES.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
-
-
-def test_where_operators_are_listed_it_is_said_how_to_compare_them_with_the_gpu() -> None:
-    trace = read_trace(ROOT / "fixtures" / "traces" / "single" / "rank0.pt.trace.json.gz")
-    partial = kernels.measure(trace)
-    assert partial is not None
-    of_kernels, of_operators = kernels.analyze([partial]).sections()
-    assert not any("roofline" in note for note in of_kernels.notes)
-    assert any("`--only roofline`" in note for note in of_operators.notes)
 
 
 @pytest.mark.parametrize("name", ["__amd_rocclr_fillBufferAligned", "__amd_rocclr_copyBuffer"])

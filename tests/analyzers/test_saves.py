@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import kept_run
 from perfscope.analyzers.saves import SaveTimes, analyze, summarize_saves
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.saves import Saves, SaveTiming
-from tests.conftest import ROOT
 
 SECOND = 10**9
 
@@ -126,15 +124,6 @@ def test_the_share_is_a_union_of_the_stalls_of_all_ranks_on_one_clock(tmp_path: 
     assert len(result.saves) == 6
 
 
-def test_a_save_after_the_last_step_never_makes_the_share_more_than_the_run() -> None:
-    result = analyze(read_run(ROOT / "fixtures" / "runs" / "h200_megatron_tp2"))
-    assert result.run_s is not None
-    assert result.blocked_share is not None
-    assert result.run_s == pytest.approx(21.0, abs=0.01)  # from the first step to the end of the last save
-    assert 0.48 < result.blocked_share < 0.49
-    assert [save.ranks for save in result.saves] == [2, 2]
-
-
 def test_a_share_that_cannot_be_is_left_out() -> None:
     timing = SaveTiming(0, None, 5, 10 * SECOND, None, 100, asynchronous=False, source="the log's timer")
     result = summarize_saves(Saves((timing,), 4 * SECOND))
@@ -193,19 +182,3 @@ def test_a_rank_that_runs_ahead_and_waits_in_the_step_after_is_not_steady_there_
     times_of_steps = analyze_steps(run)
     assert times_of_steps.p95_s == pytest.approx(1.0, abs=0.01)
     assert any("Checkpoint saves stalled training in 1 step" in note for note in times_of_steps.notes)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("cpu_trainer", [("checkpoint-3", 2, 11), ("checkpoint-6", 2, 11), ("final", 1, 13)]),
-        ("cpu_fsdp2_async", [("step-8", 2, 3), ("step-12", 2, 3), ("step-20", 2, 3)]),
-    ],
-)
-def test_real_runs_have_one_row_a_checkpoint(name: str, expected: list[tuple[str, int, int]]) -> None:
-    result = analyze(read_run(kept_run(ROOT / "fixtures" / "runs" / name)))
-    rows = [((save.path or "").rpartition("/")[2], save.ranks, save.files) for save in result.saves]
-    assert rows == expected
-    assert all(save.bytes and save.blocked_s for save in result.saves)
-    assert sum(save.blocked_share or 0 for save in result.saves) == pytest.approx(result.blocked_share)
-    assert 0 < (result.blocked_share or 0) < 1

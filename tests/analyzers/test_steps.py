@@ -237,19 +237,6 @@ def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_befo
     assert (cost.before_s, cost.after_s) == (steps.window_effect.before_s, steps.window_effect.after_s)
 
 
-def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
-    steps = steps_of(long_run(tmp_path, [20, 20], noisy(26, 40)))
-    assert steps.ranks[0].undisturbed == 41
-    assert any("was not tested: 1 steady-state step before the first window" in note for note in steps.notes)
-
-
-def test_drift_is_said_and_is_no_window(tmp_path: Path) -> None:
-    times = [20 + 0.05 * number for number in range(100)]
-    steps = steps_of(long_run(tmp_path, times[:40], times[40:]))
-    assert steps.ranks[0].undisturbed == 99
-    assert any(note.startswith("Step times differ on both sides of the window: ") for note in steps.notes)
-
-
 def test_a_window_on_one_rank_disturbs_the_steps_of_all(tmp_path: Path) -> None:
     """Rank 1 is not profiled and waits for rank 0, which is."""
     run = write_run(tmp_path, {0: [9, 10, 50, 70, 80, 60, *[10] * 5], 1: [9, 10, 49, 69, 79, 59, *[10] * 5]})
@@ -288,36 +275,3 @@ def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit(tmp_path:
     assert "Window 20-22 was not reached: training ended after step 8; `--steps 5-7` would fit." in steps.notes
     (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[2, 4]]}))
     assert not any("not reached" in note for note in steps_of(run).notes)
-
-
-def test_no_window_is_said_to_fit_a_single_step(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9]}, labels={})
-    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[2, 4]]}))
-    (note,) = (note for note in steps_of(run).notes if "not reached" in note)
-    assert note.endswith("training ended after step 1; a window needs two steps at least: train for more.")
-
-
-def test_a_first_step_that_was_not_seen_to_begin_has_a_reason(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [None, 10, 10]}, labels={}))
-    assert steps.first_s is None
-    assert any(note.startswith("First is n/a: no hook saw the first step begin.") for note in steps.notes)
-
-
-def test_windows_that_overlap_a_save_and_many_windows_leave_no_disturbed_step(tmp_path: Path) -> None:
-    labels = {
-        number + offset: label
-        for number in (10, 16, 22)
-        for offset, label in enumerate((wire.WARMUP, wire.PROFILED, wire.PROFILED, wire.EXPORT))
-    }
-    walls = [900 if number == 1 else 60 if number in labels else 10 for number in range(1, 31)]
-    run = write_run(tmp_path, {0: walls}, labels=labels)
-    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    for number in (9, 11, 14):  # before the window, in it, and behind it
-        records[number - 1] |= {"save_ns": 40 * MS, "wall_ns": 3 * MS}
-    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    steps = steps_of(run)
-    assert steps.ranks[0].undisturbed == 30 - 2 - 12 - 2
-    assert steps.median_s == steps.p95_s == pytest.approx(0.010)
-    assert steps.window_effect is not None
-    assert (steps.window_effect.before, steps.window_effect.after) == (6, 8)

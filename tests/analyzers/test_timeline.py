@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.collectives import measure as measure_collectives
-from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.analyzers.timeline import MOST_ROWS, STATES, DeviceTimeline, JobTimeline, analyze, measure
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
@@ -110,12 +108,3 @@ def test_of_a_very_large_job_those_that_stand_out_are_shown_with_the_reason() ->
 def test_without_a_device_there_is_none() -> None:
     with pytest.raises(MissingInput):
         analyze([])
-
-
-def test_the_waits_of_the_steps_add_up_to_the_caused_wait() -> None:
-    paths = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.gz"))
-    partials = [partial for partial in map(measure_collectives, map(read, paths)) if partial is not None]
-    result = stragglers.analyze(partials)
-    assert any(len(rank.caused_in) > 1 for rank in result.ranks)
-    for rank in result.ranks:
-        assert sum(rank.caused_in.values()) == pytest.approx(rank.caused, rel=1e-12)

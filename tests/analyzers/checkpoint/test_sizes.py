@@ -61,15 +61,6 @@ class TestRealDeepSpeed:
         assert answer.code == 0
         assert "The optimizer state was saved twice: 24.00 bytes/parameter, 12 expected" in answer.err
 
-    def test_a_missing_rank_is_named_and_ends_with_4(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for rank in (0, 1, 3):
-            (tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(
-                (FIXTURES / "deepspeed_zero1/global_step2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").read_bytes()
-            )
-        answer = run(capsys, "checkpoint", tmp_path)
-        assert answer.code == 4
-        assert "1 of 4 files of optimizer states are missing" in answer.err
-
 
 class TestSizesOnly:
     """The files that a real run wrote on GPUs, of which names and sizes were kept."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -163,58 +162,6 @@ def test_uneven_exchanges_are_no_difference(tmp_path: Path) -> None:
     entries = {0: number(exchanges, state="completed"), 1: number(others, state="completed")}
     matching = match_calls(read_post_mortem(write_dumps(tmp_path, entries)).ranks, 2)
     assert matching.differences == []
-
-
-def naive_first_difference(ranks: dict[int, list[dict[str, Any]]]) -> tuple[str, int] | None:
-    """The slow oracle: group by group and number by number, over every pair of ranks that remember the call."""
-    numbers = {
-        (call["process_group"][0], call["collective_seq_id"], call["time_created_ns"])
-        for entries in ranks.values()
-        for call in entries
-    }
-    first = {
-        group: max(min(c["collective_seq_id"] for c in e if c["process_group"][0] == group) for e in ranks.values())
-        for group in {name for name, _, _ in numbers}
-        if all(any(c["process_group"][0] == group for c in e) for e in ranks.values())
-    }
-    differing = []
-    for group, begin in first.items():
-        for sequence in range(begin, max(number for _, number, _ in numbers) + 1):
-            seen = [
-                (call["profiling_name"], sum(size for (size,) in call["input_sizes"]), call["time_created_ns"])
-                for entries in ranks.values()
-                for call in entries
-                if call["process_group"][0] == group and call["collective_seq_id"] == sequence
-            ]
-            if len({(name, size) for name, size, _ in seen}) > 1:
-                differing.append((min(time for *_, time in seen), group, sequence))
-                break
-            if len(seen) < len(ranks):
-                break
-    return min(differing)[1:] if differing else None
-
-
-def test_the_first_difference_is_that_of_a_slow_oracle(tmp_path: Path) -> None:
-    generator = random.Random(7)
-    for turn in range(20):
-        base = [
-            {
-                "operation": generator.choice(["all_reduce", "all_gather"]),
-                "size": generator.randint(1, 3),
-                "group": group,
-            }
-            for group in generator.choices(["0", "1"], k=40)
-        ]
-        entries = {}
-        for rank in range(3):
-            mine = [dict(call) for call in base]
-            for _ in range(generator.randint(0, 2)):
-                mine[generator.randrange(len(mine))]["size"] = generator.randint(1, 3)
-            entries[rank] = number(mine)[generator.randint(0, 10) :]
-        folder = write_dumps(tmp_path / str(turn), entries, groups=("0", "1"))
-        differences = match_calls(read_post_mortem(folder).ranks, 3).differences
-        actual = (differences[0].group, differences[0].sequence) if differences else None
-        assert actual == naive_first_difference(entries), turn
 
 
 WAITING = ThreadStack(

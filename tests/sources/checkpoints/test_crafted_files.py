@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
-import shutil
 import socket
 import struct
 import zipfile
@@ -22,7 +20,6 @@ from perfscope.sources.checkpoints.listing import list_files
 from perfscope.sources.pickles import InertUnpickler
 from tests.commands.report_cli import run
 from tests.ratios import assert_ratio, count_to
-from tests.sources.checkpoints.checkpoint_files import FIXTURES
 
 Result = TypeVar("Result")
 
@@ -116,15 +113,6 @@ class TestCraftedMetadata:
         checkpoint = answer_soon(partial(read_checkpoint, tmp_path))
         assert problem in " ".join(checkpoint.damage)
 
-    def test_a_tensor_of_which_a_rank_is_missing_is_named(self, tmp_path: Path) -> None:
-        source = FIXTURES / "torchtitan_fsdp2" / "step-2"
-        shutil.copytree(source, tmp_path / "c")
-        metadata = pickle.loads((source / ".metadata").read_bytes())
-        piece = next(index for index in metadata.storage_data if index.fqn == "0.weight")
-        del metadata.storage_data[piece]
-        (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(metadata))
-        assert "of the 40 elements of 0.weight: a rank is missing" in " ".join(read_checkpoint(tmp_path / "c").damage)
-
 
 def write_header(path: Path, header: Any, data: int) -> None:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -182,19 +170,6 @@ class TestWhatIsNoFile:
         assert "model.pt is a device; it is not read" in text
         assert "optimizer.pt is a socket; it is not read" in text
 
-    def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("model.pt", "model.safetensors", "__0_0.distcp", ".metadata"):
-            (tmp_path / name).write_bytes(b"x" * 100)
-        listed = list_files(tmp_path)
-        for name in ("model.pt", "model.safetensors", ".metadata"):
-            (tmp_path / name).unlink()
-            os.mkfifo(tmp_path / name)
-        monkeypatch.setattr("perfscope.sources.checkpoints.checkpoint.list_files", lambda _: listed)
-        text = " ".join(read_checkpoint(tmp_path).damage)
-        assert text.count("cannot be read: it is a FIFO") >= 3
-
     def test_a_file_that_vanishes_while_its_folder_is_listed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -237,19 +212,3 @@ class TestWhatIsNoFile:
         answer = run(capsys, "checkpoint", tmp_path)
         assert "\x1b" not in answer.out + answer.err
         assert "mo\\x1b[31mdel.pt is not a torch.save file" in answer.err
-
-
-class TestManyFiles:
-    """Time grows with the number of files, and not faster."""
-
-    def test_checkpoints(self, tmp_path: Path) -> None:
-        """Each is compared with all others of its series."""
-        for count in (400, 6_400):
-            for number in range(count):
-                folder = tmp_path / str(count) / f"checkpoint-{number}"
-                folder.mkdir(parents=True)
-                (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
-        large, small = (partial(read_checkpoint, tmp_path / count) for count in ("6400", "400"))
-        checkpoint = assert_ratio(large, small, 70)
-        assert len(checkpoint.checkpoints) == 6_400
-        assert not checkpoint.damage

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from perfscope.analyzers.checkpoint import check_checkpoint
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from tests.commands.report_cli import run
 from tests.sources.checkpoints.test_crafted_files import answer_soon
@@ -35,27 +34,9 @@ def test_tensors_without_an_element_are_named(tmp_path: Path, capsys: pytest.Cap
     assert "From the tables of contents" in answer.out
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_a_checkpoint_of_no_tensors_has_no_parameters_to_count(tmp_path: Path, name: str) -> None:
-    save(tmp_path / name, {})
-    checkpoint = read_checkpoint(tmp_path)
-    sizes = check_checkpoint(checkpoint)
-    assert checkpoint.damage == ()
-    assert (sizes.parameters, sizes.read) == (None, "contents")
-    assert sizes.parameters_from.startswith("no tensor has an element")
-
-
 def test_a_storage_without_its_bytes_is_named(tmp_path: Path) -> None:
     save(tmp_path / "whole.pt", {"w": torch.ones(4, 4)})
     with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "model.pt", "w") as emptied:
         for name in whole.namelist():
             emptied.writestr(name, b"" if "/data/" in name else whole.read(name))
     assert read_checkpoint(tmp_path / "model.pt").damage == ("model.pt holds 0 bytes for a storage of 64",)
-
-
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "__0_0.distcp"])
-def test_an_empty_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    (tmp_path / name).touch()
-    answer = answer_soon(partial(run, capsys, "checkpoint", tmp_path))
-    assert answer.code == 4
-    assert f"{name} is empty" in answer.err

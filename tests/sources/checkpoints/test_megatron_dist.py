@@ -5,10 +5,7 @@ The GPT has 2 layers of width 16, 64 words and 8 positions, with an output layer
 
 from __future__ import annotations
 
-import io
-import pickle
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ import pytest
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.checkpoints.roles import find_role
 from perfscope.tables.checkpoint import Kind, Layout, Role
-from tests.commands.report_cli import run
 from tests.sources.checkpoints.checkpoint_files import FIXTURES
 
 SAVED = FIXTURES / "megatron_dist" / "iter_0000010"
@@ -43,39 +39,10 @@ def test_parts_are_those_of_the_whole_state_not_of_a_rank() -> None:
     assert sums[Role.MOMENTS] == 8 * PARAMETERS
 
 
-def test_the_command_compares_with_theory_and_finds_nothing_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, "checkpoint", SAVED)
-    assert answer.code == 0
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in answer.out.splitlines()]
-    assert ["weights", str(2 * PARAMETERS), "17.536", "17.125", "2.000", "2"] in lines
-    assert ["optimizer", str(12 * PARAMETERS), "105.216", "102.750", "12.000", "12"] in lines
-    assert "twice" not in answer.out
-    assert "redundant" not in answer.out
-
-
 @pytest.mark.parametrize("name", ["__1_0.distcp", "__3_1.distcp"])
 def test_a_missing_file_of_a_rank_is_a_problem(saved: Path, name: str) -> None:
     (saved / name).unlink()
     assert name in " ".join(read_checkpoint(saved).damage)
-
-
-def test_common_pt_is_never_unpickled_and_named_where_it_would_run_code(
-    saved: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    class Harm:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return Path.touch, (str(tmp_path / "harmed"),)
-
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("common/data.pkl", b"cos\nsystem\n(S'touch " + str(tmp_path / "harmed").encode() + b"'\ntR.")
-    (saved / "common.pt").write_bytes(buffer.getvalue())
-    answer = run(capsys, "checkpoint", saved)
-    assert "os.system" in answer.out + answer.err
-    assert answer.code == 4
-    (saved / "common.pt").write_bytes(pickle.dumps(Harm()))
-    read_checkpoint(saved)
-    assert not (tmp_path / "harmed").exists()
 
 
 BUCKET = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.bfloat16).bucket_idx_0.{}"

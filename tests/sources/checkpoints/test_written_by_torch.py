@@ -40,18 +40,6 @@ class TestWrittenByTorch:
         tensors = {tuple(t.path): t for t in read_torch_file(tmp_path / "step.pt").tensors}
         assert tensors["model", "weight"].shape == tuple(torch.load(tmp_path / "step.pt")["model"]["weight"].shape)
 
-    def test_the_metadata_of_very_many_small_tensors_is_read(self, tmp_path: Path) -> None:
-        """Their opcodes are short ones, as those of a crafted pickle are."""
-        import torch
-        from torch.distributed import checkpoint
-
-        state = {f"layers.{number}.weight": torch.zeros(2) for number in range(8000)}
-        with pytest.warns(UserWarning, match="single process"):
-            checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
-        sizes = sizes_of(tmp_path)
-        assert (sizes.parameters, parts(sizes)["weights"]) == (16_000, 64_000)
-        assert kinds(sizes) == {"weights_only"}
-
     def test_what_lightning_keeps_of_its_callbacks_is_no_weight(self, tmp_path: Path) -> None:
         import torch
 

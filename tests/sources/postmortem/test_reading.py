@@ -40,17 +40,6 @@ def test_a_recorded_run_has_its_rank_reason_and_line(name: str) -> None:
     assert (None if diagnosis.line is None else diagnosis.line.line) == line
 
 
-def test_the_command_answers_in_json(tmp_path: Path) -> None:
-    ended = perfscope("postmortem", str(RUNS / "ddp-group-2"), "--format", "json", cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    report = json.loads(ended.stdout)
-    assert report["schema"] == "perfscope/postmortem/1"
-    assert (report["reason"], report["ranks"], report["world_size"]) == ("wrong group", [0], 2)
-    assert report["expected"] == "all_reduce of 4 elements Float in group 0"
-    assert report["actual"] == "all_reduce of 4 elements Float in group 1"
-    assert [state["rank"] for state in report["states"]] == [0, 1]
-
-
 def test_a_cut_dump_is_named_and_stacks_still_answer(tmp_path: Path) -> None:
     run = tmp_path / "RUN"
     shutil.copytree(kept_run(RUNS / "pipeline-host-2"), run)
