@@ -34,9 +34,7 @@ class RankClock(Figures, frozen=True):
     host: Annotated[str | None, Doc("Its machine; None where not stated.")]
     offset_ns: float | None
     residual_ns: float | None
-    operations: Annotated[
-        int, Doc("The fewest collectives that a connection rests on; 0 where it is that of one host.")
-    ]
+    operations: Annotated[int, Doc("The fewest collectives that a connection rests on; 0 within a host.")]
     offset_us = InUnitIfKnown(
         "offset_ns", NS_PER_US, "Its clock's time minus the reference's; None where no collective connects them."
     )

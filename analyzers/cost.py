@@ -74,9 +74,7 @@ class Cost(Result, frozen=True):
     undisturbed_s: Annotated[float | None, Doc("Median of the undisturbed steps.")]
     hooks_s: Annotated[float | None, Doc("Median time that the hooks took in an undisturbed step and at its boundary.")]
     windows: Annotated[tuple[WindowCost, ...], Doc("Every window, in order.")]
-    cupti_detached: Annotated[
-        bool | None, Doc("Whether CUPTI was detached at the end of every window; None where unknown.")
-    ] = None
+    cupti_detached: Annotated[bool | None, Doc("Whether it was detached at the end of every window.")] = None
     cupti_attached_because: Annotated[tuple[str, ...], Doc("Why it was not.")] = ()
     marks_passes: bool = False
     effect: WindowEffect | None = None

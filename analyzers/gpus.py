@@ -36,10 +36,7 @@ class GpuUsage(Figures, frozen=True):
     host: Annotated[str, Doc("Its machine.")]
     uuid: Annotated[str, Doc("Its UUID.")]
     name: Annotated[str, Doc("Its model.")]
-    ranks: Annotated[
-        tuple[int, ...],
-        Doc("The ranks that trained on it; empty where none did, or where that is not known."),
-    ]
+    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it, as far as known.")]
     samples: Annotated[int, Doc("How many samples the means are over.")]
     power_w: Annotated[float | None, Doc("Mean power.")]
     power_limit_w: Annotated[float | None, Doc("The enforced limit.")]

@@ -110,10 +110,7 @@ class OperatorTime(Figures, frozen=True, array_like=True):
 class OutsideTime(Figures, frozen=True, array_like=True):
     """Time outside of operators of one function."""
 
-    function: Annotated[
-        str | None,
-        Doc("The Python function, ``FILE(LINE): NAME``; None where nothing was recorded."),
-    ]
+    function: Annotated[str | None, Doc("``FILE(LINE): NAME`` in Python; None where nothing was recorded.")]
     call: Annotated[str | None, Doc("The built-in function that it called; None where its own code ran.")]
     duration_ns: int
     us = InUnit("duration_ns", NS_PER_US, "How long.")

@@ -53,26 +53,14 @@ class IdleCauses(Figures, frozen=True):
 
     data_loading_us: Annotated[float, Doc("A data loader was fetching, on any thread.")]
     synchronisation_us: Annotated[float, Doc("The host was in a call that waits for the device.")]
-    cuda_call_us: Annotated[
-        float,
-        Doc("It was in another call of the CUDA runtime: a launch, an allocation, a module that is loaded."),
-    ]
+    cuda_call_us: Annotated[float, Doc("It was in another call of CUDA: a launch, an allocation, a module.")]
     operator_us: Annotated[float, Doc("It was inside an operator of the framework.")]
-    between_operators_us: Annotated[
-        float,
-        Doc("None of these for less than a millisecond: Python between two operators."),
-    ]
-    not_shown_us: Annotated[
-        float,
-        Doc("None of these for a millisecond or more: Python, a sleep, reading of data, another process."),
-    ]
+    between_operators_us: Annotated[float, Doc("None of these for less than a millisecond: Python, for example.")]
+    not_shown_us: Annotated[float, Doc("None of these for a millisecond or more: Python, a sleep, another process.")]
     host_launch_us: Annotated[float, Doc("The last three together, where the trace has no operators.")]
     launch_latency_us: Annotated[float, Doc("The launch of the next event was under way.")]
     launch_gap_us: Annotated[float, Doc("The next event was launched before a gap that is shorter than 5 us.")]
-    dependency_us: Annotated[
-        float,
-        Doc("It was launched before, but waited for an event, another stream or another device."),
-    ]
+    dependency_us: Annotated[float, Doc("It was launched before, but waited for an event, a stream or another device.")]
     graph_us: Annotated[float, Doc("Inside a launched CUDA graph.")]
     unknown_us: Annotated[float, Doc("The trace does not contain its launch.")]
 

@@ -96,13 +96,8 @@ class Kernels(Result, frozen=True):
 
     total_us: Annotated[float, Doc("Time of all of them.")]
     names: Annotated[tuple[KernelWork, ...], Doc("By name, the most expensive first.")]
-    operators: Annotated[
-        tuple[LaunchTimes, ...] | None,
-        Doc("By the innermost operator that launched them; None where operators were not read."),
-    ]
-    doubtful_us: Annotated[
-        float, Doc("Time in kernels that count as compute although their names suggest communication.")
-    ]
+    operators: Annotated[tuple[LaunchTimes, ...] | None, Doc("By the innermost operator that launched them.")]
+    doubtful_us: Annotated[float, Doc("Time in kernels of compute whose names suggest communication.")]
 
     TABLES = (
         Table("Kernels", "names", (Column("Kernel", "name", short_name), Column("Work", "work"), *_TIMES)),

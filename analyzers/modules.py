@@ -599,10 +599,7 @@ class PhaseTimes(Figures, frozen=True):
     backward: Annotated[float, Doc("Backward passes.")]
     recomputation: Annotated[float, Doc("Forward passes again, inside the backward pass.")]
     optimizer: Annotated[float, Doc("Optimizer steps inside the backward pass, parameter by parameter.")]
-    communication: Annotated[
-        float,
-        Doc("Collectives, and in FSDP the copies that prepare and take up what is exchanged."),
-    ]
+    communication: Annotated[float, Doc("Collectives, and FSDP's copies of what is exchanged.")]
 
 
 class ModuleTime(Figures, frozen=True):

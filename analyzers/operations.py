@@ -46,15 +46,10 @@ class RankOperations(Figures, frozen=True):
     rank: Annotated[int | None, Doc("The rank.")]
     steps: Annotated[int, Doc("Training steps in the trace; 0 where it marks none.")]
     flops_per_step: Annotated[float | None, Doc("Operations of one step; None where no shape is stated.")]
-    tflops: Annotated[
-        float | None,
-        Doc("``flops_per_step`` over the mean profiled step, in 10**12 a second; None where too little is counted."),
-    ]
+    tflops: Annotated[float | None, Doc("``flops_per_step`` a second of the mean profiled step, in 10**12.")]
     attention_share: Annotated[float | None, Doc("The share of attention in the operations.")]
     recomputed: Annotated[str | None, Doc("The kind of activation checkpointing; None where unknown.")]
-    recomputed_share: Annotated[
-        float | None, Doc("The share of the products of the forward pass that ran again in the backward pass.")
-    ]
+    recomputed_share: Annotated[float | None, Doc("The share of forward products that ran again in the backward pass.")]
     recomputed_weights: Annotated[float | None, Doc("The same of products with weights; None where unknown.")]
     recomputed_attention: Annotated[float | None, Doc("The same of attention; None where unknown.")]
     recomputed_reason: Annotated[str | None, Doc("Why it is unknown; None where it is known.")]

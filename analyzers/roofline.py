@@ -283,20 +283,14 @@ class OperatorShare(Figures, frozen=True):
     """The calls of an operator with inputs of the same shapes and types; means of a step."""
 
     operator: Annotated[str, Doc("Its name.")]
-    category: Annotated[
-        str,
-        Doc("Its kind: ``matrix product``, ``norm``, ``elementwise`` and so on; ``other`` for an unknown one."),
-    ]
+    category: Annotated[str, Doc("Its kind: ``matrix product``, ``norm``, ``elementwise`` and so on, or ``other``.")]
     inputs: Annotated[str | None, Doc("Its tensors in words; absent where the trace does not state them.")]
     dtype: Annotated[str | None, Doc("The data type that it computes in; absent where it is not known.")]
     calls: Annotated[float, Doc("How often it is called.")]
     kernels: Annotated[float, Doc("Device events that it launches.")]
     device_us: Annotated[float, Doc("Their time.")]
     flops_per_call: Annotated[float | None, Doc("Operations of a call; absent where they cannot be counted.")]
-    bytes_per_call: Annotated[
-        float | None,
-        Doc("What a call reads and writes at least; absent where it cannot be counted."),
-    ]
+    bytes_per_call: Annotated[float | None, Doc("What a call reads and writes at least; absent likewise.")]
     tflops: Annotated[float | None, Doc("What it attains; absent likewise.")]
     tb_s: Annotated[float | None, Doc("What it attains; absent likewise.")]
     bound: Annotated[str | None, Doc("``compute`` or ``memory``; absent where no ceiling is known.")]

@@ -49,10 +49,7 @@ class CheckpointSave(Figures, frozen=True):
     step: Annotated[int | None, Doc("The training step after which it was saved.")]
     ranks: Annotated[int, Doc("How many ranks timed it; 0 for a log.")]
     blocked_s: Annotated[float | None, Doc("How long it stalled the slowest rank.")]
-    blocked_share: Annotated[
-        float | None,
-        Doc("Share of the run in which it stalled any rank and no save before it did."),
-    ]
+    blocked_share: Annotated[float | None, Doc("Share of the run in which it alone, or it first, stalled a rank.")]
     slowest_rank: Annotated[int | None, Doc("The rank that it stalled longest.")]
     background_s: Annotated[float | None, Doc("From when training could go on until all was on disk.")]
     drained_s: Annotated[float | None, Doc("Time until all was on disk.")]

@@ -25,32 +25,20 @@ class RankSetup(Figures, frozen=True):
     loaders: Annotated[tuple[LoaderRecord, ...], Doc("Its data loaders.")]
     ddp: Annotated[DdpRecord | None, Doc("DistributedDataParallel; None where it is not used.")]
     optimizer: Annotated[OptimizerRecord | None, Doc("None where none was seen.")]
-    engine: Annotated[
-        Mapping[str, bool | int | float | str],
-        Doc("Plain options of DeepSpeed's engine, by its own names."),
-    ]
+    engine: Annotated[Mapping[str, bool | int | float | str], Doc("Plain options of DeepSpeed's engine.")]
     padding: Annotated[PaddingRecord | None, Doc("None where no batch has an attention mask.")]
     collects_garbage: Annotated[bool | None, Doc("Whether Python's garbage collection was on after the first step.")]
     zero_stage: Annotated[int | None, Doc("Stage of ZeRO.")]
-    checkpointing: Annotated[
-        str | None,
-        Doc("Which activations settings say are recomputed, or ``in use``; None for none."),
-    ]
+    checkpointing: Annotated[str | None, Doc("Which activations are recomputed by the settings, or ``in use``.")]
     gradient_bytes: Annotated[int | None, Doc("Size of all gradients.")]
-    options: Annotated[
-        Mapping[str, str] | None,
-        Doc("The options of its command line, with their values; None where that was not recorded."),
-    ]
+    options: Annotated[Mapping[str, str] | None, Doc("The options of its command line, with their values.")]
 
 
 class Setup(Result, frozen=True):
     """``results.setup``: the options that training uses."""
 
     ranks: Annotated[tuple[RankSetup, ...], Doc("Each rank.")]
-    allocator: Annotated[
-        str | None,
-        Doc("The setting of torch's allocator by the environment; None where it has none."),
-    ]
+    allocator: Annotated[str | None, Doc("The environment's setting of torch's allocator.")]
     are_alike: bool
 
     def sections(self) -> tuple[Section, ...]:

@@ -45,19 +45,13 @@ _FEWEST_FOR_WINDOW = 2
 class StepMeans(Figures, frozen=True):
     """Means over the steps of a rank: a wait of every tenth step is in no median."""
 
-    data_wait_s: Annotated[
-        float | None,
-        Doc("Waiting for data loaders in the undisturbed steps; None where no loader was detected."),
-    ]
+    data_wait_s: Annotated[float | None, Doc("Waiting for data loaders in undisturbed steps, where one was seen.")]
     data_wait_low_s: Annotated[float | None, Doc("The quarter of them with the shortest waits waits at most so long.")]
     data_wait_high_s: Annotated[float | None, Doc("The quarter of them with the longest waits waits at least so long.")]
     garbage_s: Annotated[float | None, Doc("Full collections of Python's garbage in them.")]
     garbage_steps: Annotated[int, Doc("How many of them such a collection interrupted.")]
     compiled_steps: Annotated[int, Doc("Steps behind the first five in which torch.compile compiled.")]
-    compile_s: Annotated[
-        float | None,
-        Doc("Its time in a step behind the first five, windows, saves and validations left out."),
-    ]
+    compile_s: Annotated[float | None, Doc("Its time in a step behind the first five, outside of windows and saves.")]
     compile_in_steps_s: Annotated[float | None, Doc("Its time in an undisturbed step.")]
     alloc_retries: Annotated[float | None, Doc("Emptied caches of the allocator in a step behind the first five.")]
     samples: Annotated[float | None, Doc("Samples that the rank took in in an undisturbed step.")]
@@ -70,26 +64,14 @@ class RankSteps(Figures, frozen=True):
     rank: Annotated[int, Doc("The rank.")]
     count: Annotated[int, Doc("All completed steps.")]
     skipped: Annotated[int, Doc("Steps that did not update the weights.")]
-    undisturbed: Annotated[
-        int,
-        Doc(
-            "Steps that no start-up, window, checkpoint save, validation or compilation affected; 0 where they "
-            "are fewer than five, which give no figure."
-        ),
-    ]
-    step_time_s: Annotated[
-        float | None,
-        Doc("The sum of the undisturbed steps over their number, on the host's clock."),
-    ]
+    undisturbed: Annotated[int, Doc("Steps that nothing beside training affected; 0 where these are fewer than five.")]
+    step_time_s: Annotated[float | None, Doc("The sum of the undisturbed steps over their number.")]
     median_s: Annotated[float | None, Doc("Median of them.")]
     p95_s: Annotated[float | None, Doc("95th percentile of them.")]
     first_s: Annotated[float | None, Doc("The first step, from when training could begin.")]
     profiled_s: Annotated[float | None, Doc("Median of the steps inside windows.")]
     export_s: Annotated[float | None, Doc("Median of the steps after an export, the export itself excluded.")]
-    data_wait_s: Annotated[
-        float | None,
-        Doc("Median wait for the data loader in an undisturbed step; None where no loader was detected."),
-    ]
+    data_wait_s: Annotated[float | None, Doc("Median wait for a data loader in an undisturbed step.")]
     memory_peak_bytes: Annotated[int | None, Doc("Peak device memory of tensors; None without a device.")]
     means: Annotated[StepMeans, Doc("What its steps lose beside their work.")]
     micro_batches: float | None
@@ -121,10 +103,7 @@ class StepTimes(Result, frozen=True):
     tokens_per_s: Annotated[float | None, Doc("``tokens_per_step`` over ``step_time_s``.")]
     undisturbed_ns: Annotated[tuple[int, ...], Doc("The times that the step time is the mean of, in their order.")]
     micro_batches: Annotated[float | None, Doc("Forward passes of a median step on a rank.")]
-    window_effect: Annotated[
-        WindowEffect | None,
-        Doc("The steps before the first window and behind it; None without a window."),
-    ]
+    window_effect: Annotated[WindowEffect | None, Doc("The steps before the first window, and behind it.")]
     unreached_windows: Annotated[tuple[str, ...], Doc("Which windows training ended too early for.")]
     ranks: Annotated[tuple[RankSteps, ...], Doc("Each rank.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]

@@ -167,15 +167,11 @@ POINTS = 240
 class MemoryTimeline(Figures, frozen=True):
     """Bytes at some moments of a window, in the order of time."""
 
-    times_us: Annotated[
-        tuple[int, ...], Doc("When, from the first event on; the number of the event where times were not recorded.")
-    ]
+    times_us: Annotated[tuple[int, ...], Doc("When, from the first event on; its number where no times were recorded.")]
     is_timed: Annotated[bool, Doc("Whether these are times.")]
     categories: Annotated[Mapping[str, tuple[int, ...]], Doc("The bytes of each category at each moment.")]
     reserved_bytes: Annotated[tuple[int, ...], Doc("What the allocator held.")]
-    steps: Annotated[
-        tuple[tuple[int, int], ...], Doc("Where each training step begins, as an index of a moment, and its number.")
-    ]
+    steps: Annotated[tuple[tuple[int, int], ...], Doc("Each step's first moment, as an index, and its number.")]
 
 
 def draw_timeline(history: AllocatorHistory, lifetimes: Lifetimes, purposes: Purposes) -> MemoryTimeline:
@@ -243,15 +239,10 @@ class DevicePeak(Figures, frozen=True):
     events: Annotated[int, Doc("Events of the history.")]
     peak_bytes: Annotated[int, Doc("The most that was allocated, with the rounding of each request.")]
     reserved_bytes: Annotated[int, Doc("What the allocator held of the device then.")]
-    process_peak_bytes: Annotated[
-        int | None, Doc("The most since the process started, by torch's counter; None where unknown.")
-    ]
+    process_peak_bytes: Annotated[int | None, Doc("The most since the process started, by torch's counter.")]
     request_bytes: Annotated[int | None, Doc("What could not be allocated; None where memory did not run out.")]
     device_bytes: Annotated[int | None, Doc("The memory of the device; None where unknown.")]
-    outside_bytes: Annotated[
-        int | None,
-        Doc("What is not this allocator's at the end: CUDA context, NCCL, other processes; None where unknown."),
-    ]
+    outside_bytes: Annotated[int | None, Doc("What CUDA's context, NCCL and other processes hold at the end.")]
     requested_bytes: Annotated[int, Doc("What tensors asked for.")]
     unused_bytes: Annotated[int, Doc("Reserved beyond what was allocated: fragmentation and cache.")]
     attributed: Annotated[float, Doc("Share of the peak whose category is known.")]

@@ -22,9 +22,11 @@ FIXTURES = ROOT / "fixtures" / "memory"
 #: By torch's own counter; see fixtures/memory/README.md.
 REAL_PEAKS = {
     "pure": 9_498_349_568,
+    "pure-checkpointed": 6_471_878_656,
     "compiled": 5_475_950_592,
     "fsdp2": 9_629_118_464,
     "zero3": 11_312_511_488,
+    "resnet50": 3_209_544_704,
 }
 
 
