@@ -21,7 +21,7 @@ from perfscope.analyzers.compare.side import Compared, Side, TrainedSetup
 from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
-from perfscope.report import Json, percent
+from perfscope.report import Json
 from perfscope.units import format_parameters
 
 _LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -64,7 +64,7 @@ def parse_limit(text: str) -> Limit:
     normal = name.strip().lower().replace(" ", "_").replace("-", "_")
     if normal not in list(Compared):
         raise UsageError(f"--fail-on {text!r} names no figure that is compared", hint=f"figures: {figures}")
-    share = float(number) / percent(1.0) * (-1 if direction == "-" else 1)
+    share = float(number) / 100 * (-1 if direction == "-" else 1)
     return Limit(text.strip(), Compared(normal), sign == ">", share)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perfscope.analyzers.compare.change import CONFIDENCE
 from perfscope.analyzers.compare.comparison import Comparison, parse_limit
 from perfscope.analyzers.compare.comparison import compare_sides as compare_two
 from perfscope.analyzers.compare.report import describe_verdict, shorten, summarize, to_data, to_sections
 from perfscope.analyzers.compare.side import Side
+from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.renderers import Format, render
