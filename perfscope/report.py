@@ -23,7 +23,6 @@ _T = TypeVar("_T")
 #: Control characters, and those that turn the direction of a line.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NUMBER = re.compile(r"\d+")
-_FIRST_WARNINGS = 8
 #: Rows that a table shows of something of which there may be very many.
 MOST_ROWS = 20
 
@@ -114,7 +113,7 @@ def shorten_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
         alike.setdefault(_NUMBER.sub("0", line), []).append(line)
     shown: list[str] = []
     for lines in alike.values():
-        left_out = len(lines) - _FIRST_WARNINGS if len(lines) > MANY_RANKS else 0
+        left_out = len(lines) - MOST_ROWS if len(lines) > MANY_RANKS else 0
         shown += lines[: len(lines) - left_out]
         if left_out:
             shown.append(

@@ -16,8 +16,6 @@ from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool
 from perfscope.tables.joblog import Iterations, JobLog
 
-_LEAST_STEADY_SHARE = 0.5
-
 
 class LeftOut(Figures, frozen=True):
     """Records that the figures are not over."""
@@ -54,9 +52,8 @@ def steady_records(rows: Iterations, warmup: int | None) -> Bool:
     settled = timed & ~warmup_records(rows, warmup)
     if not settled.any():
         return timed if warmup is None else settled
-    fewest = max(_LEAST_STEADY_SHARE * settled.sum(), 1)
     choices = (settled & (rows.disturbed == ""), settled & (rows.disturbed != "evaluation"))
-    return next((rows for rows in choices if rows.sum() >= fewest), settled)
+    return next((rows for rows in choices if 2 * rows.sum() >= settled.sum()), settled)
 
 
 def warmup_records(rows: Iterations, warmup: int | None) -> Bool:

@@ -25,12 +25,10 @@ from perfscope.tables.columns import MaskedFloat64
 from perfscope.tables.joblog import Iterations, JobLog
 from perfscope.units import format_parameters, format_seconds
 
-_TOLERANCE = 0.02
-_LAST_DIGIT = 0.0006
-_SOURCE_TOLERANCE = 0.05
+#: By how much two figures of one thing may differ.
+_TOLERANCE = 0.05
 _SLOW = 3.0
 _COARSE = 0.1
-_SIZE_TOLERANCE = 0.03
 _LOWER_BOUND = "DeepSpeed's timers"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
@@ -54,7 +52,7 @@ def _check_samples_per_s(log: JobLog, samples: int | None) -> Iterator[str]:
     stated = np.ma.getdata(rows.samples_per_s)[timed]
     batch = np.where(np.ma.getmaskarray(rows.samples), samples or 0, np.ma.getdata(rows.samples))[timed]
     expected = batch / (np.ma.getdata(rows.wall_ns)[timed] / NS_PER_S)
-    disagrees = (expected > 0) & (np.abs(stated - expected) > _TOLERANCE * expected + _LAST_DIGIT)
+    disagrees = (expected > 0) & (np.abs(stated - expected) > _TOLERANCE * expected)
     if disagrees.any():
         first = int(np.flatnonzero(disagrees)[0])
         yield (
@@ -68,7 +66,7 @@ def _check_other_sources(log: JobLog, median_s: float | None, samples: int | Non
     for source in log.other_sources:
         if source.samples_per_s is not None and samples is not None and median_s:
             expected = samples / median_s
-            if abs(source.samples_per_s - expected) > _SOURCE_TOLERANCE * expected:
+            if abs(source.samples_per_s - expected) > _TOLERANCE * expected:
                 yield (
                     f"throughput-disagrees: {source.name} gives {source.samples_per_s:.4g} samples/s where "
                     f"batch / time is {expected:.4g} (x {source.samples_per_s / expected:.3g})"
@@ -76,7 +74,7 @@ def _check_other_sources(log: JobLog, median_s: float | None, samples: int | Non
         elif source.wall_ns is not None and median_s:
             seconds = source.wall_ns / NS_PER_S
             is_bound = source.name.startswith(_LOWER_BOUND) and seconds < median_s
-            if abs(seconds - median_s) > _SOURCE_TOLERANCE * median_s and not is_bound:
+            if abs(seconds - median_s) > _TOLERANCE * median_s and not is_bound:
                 yield (
                     f"time-disagrees: an iteration takes {median_s:.4g} s by {log.time_source}, "
                     f"{seconds:.4g} s by {source.name}"
@@ -103,7 +101,7 @@ def _check_name(log: JobLog, parameters: int | None) -> Iterator[str]:
             yield f"name-disagrees: the file's name says {name} {named}, the {facts[0].source} {facts[0].value}"
     sizes = log.facts.get("parameters", ())
     size = next((fact.value for fact in sizes if fact.source == "name"), None)
-    if isinstance(size, int) and parameters and abs(size - parameters) > _SIZE_TOLERANCE * parameters:
+    if isinstance(size, int) and parameters and abs(size - parameters) > _TOLERANCE * parameters:
         yield (f"name-disagrees: the file's name says {size / GIGA:.4g}B parameters, the log {parameters / GIGA:.4g}B")
 
 

@@ -26,13 +26,13 @@ import numpy.typing as npt
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import t as student
 
+from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.result import Doc, Figures
 
 #: What configurations are taken to differ by at least, as a share of the throughput.
-_LEAST_ERROR = 0.02
+LEAST_ERROR = 0.02
 #: With fewer configurations, the few studies whose configurations happen to agree would get too narrow an interval.
 _LEAST_CONFIGURATIONS = {"amdahl": 4, "usl": 7}
-_CONFIDENCE = 0.95
 _WEIGHTINGS = 10
 #: A kappa that is not distinguished from 0.
 _NO_COHERENCY = 1e-9
@@ -221,9 +221,9 @@ def _fit_linear(law: str, gpus: _Floats, speeds: _Floats) -> LinearFit | str:
         coefficients = np.asarray(np.linalg.lstsq(weighted, values / expected, rcond=None)[0], np.float64)
         expected = np.maximum(terms @ coefficients, values / 2)
     residuals = values / expected - weighted @ coefficients
-    error = max((float(residuals @ residuals) / degrees_of_freedom) ** 0.5, _LEAST_ERROR)
+    error = max((float(residuals @ residuals) / degrees_of_freedom) ** 0.5, LEAST_ERROR)
     covariance = np.linalg.inv(weighted.T @ weighted) * error**2
-    factor = float(student.ppf((1 + _CONFIDENCE) / 2, degrees_of_freedom))
+    factor = float(student.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom))
     return LinearFit(law, len(values), coefficients, covariance, error, factor)
 
 

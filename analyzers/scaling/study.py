@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from perfscope.analyzers.scaling.dlperf import ProtocolResult, Speed
-from perfscope.analyzers.scaling.fits import Configuration, Fit, fit_laws
+from perfscope.analyzers.scaling.fits import LEAST_ERROR, Configuration, Fit, fit_laws
 from perfscope.analyzers.shared.statistics import count_values
 from perfscope.charts.grammar import Chart, Dots, Line, Scale, Values
 from perfscope.charts.palette import SERIES, Colour
@@ -23,8 +23,6 @@ from perfscope.report import Cell, Section, percent
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.scaling import ClusterSize, ScalingRun
 
-#: Efficiency so far above 1 is more than the runs' own spread.
-_SUPERLINEAR = 0.02
 _CURVE_POINTS = 60
 _FOUR_DIGITS = 10_000
 _LAW_NAMES = {"amdahl": "Amdahl (fixed work)", "usl": "Universal scalability law"}
@@ -297,7 +295,7 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[ScalingSeries]) -> I
         if series.points[0].gpus > 1:
             yield f"{series.title}: the baseline of speed-up and efficiency is {series.baseline}, not one GPU"
         for point in series.points:
-            if point.efficiency > 1 + _SUPERLINEAR:
+            if point.efficiency > 1 + LEAST_ERROR:
                 yield (
                     f"{series.title}: {point.case} is superlinear, with {percent(point.efficiency):.1f} % of the "
                     f"throughput per GPU of {series.baseline}. This can be true (less memory per GPU, a better batch), "

@@ -25,8 +25,6 @@ from perfscope.units import parse_parameters
 
 _OVERRIDES = "Set-up, where the log does not state it or is wrong"
 _FROM_LOG = "from the log"
-#: A table of more rows says nothing to anybody, and its logs need gigabytes.
-_MOST_LOGS = 100_000
 
 
 def logs(
@@ -85,8 +83,6 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
     summaries: list[LogSummary] = []
     unread: list[str] = []
     logs = find_logs(paths)
-    if len(logs) > _MOST_LOGS:
-        raise UsageError(f"there are {len(logs):,} logs; at most {_MOST_LOGS:,} are read at once", hint="name folders")
     for path in with_progress(logs, len(logs)):
         try:
             summary = summarize_log(read_log(path), overrides)

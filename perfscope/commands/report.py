@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing, bigscience_passes
 from perfscope.models.hardware import find_gpu
 from perfscope.outcome import Outcome
 from perfscope.regenerate.build import Answer, build_pages, report_pages, write_pages
@@ -23,8 +23,6 @@ from perfscope.report import Report
 from perfscope.tables.published import Constant, Quantity
 
 _PANEL = "Constants of the tables"
-_PASSES = {Checkpointing.FULL: 4}
-_PASSES_WITHOUT_RECOMPUTATION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class ConstantOptions:
             if value is not None
         }
         if self.checkpointing is not None:
-            passes = _PASSES.get(self.checkpointing, _PASSES_WITHOUT_RECOMPUTATION)
+            passes = bigscience_passes(self.checkpointing)
             constants[Quantity.PASSES] = Constant(passes, f"--checkpointing {self.checkpointing}")
         return constants
 

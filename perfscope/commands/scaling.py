@@ -51,8 +51,6 @@ _RULES: dict[Protocol, Callable[[Sequence[ProtocolRun]], dlperf.ProtocolResult]]
     Protocol.MXNET_BERT: dlperf.mxnet_bert,
     Protocol.DEEPSPEED: dlperf.deepspeed,
 }
-#: Problems that are listed where no run can be read.
-_MOST_PROBLEMS = 3
 
 
 def scaling(
@@ -113,7 +111,7 @@ def _report_study(
     runs, problems = read_runs(paths, warmup)
     if not runs:
         raise PerfscopeError(
-            "; ".join(problems[:_MOST_PROBLEMS]) or "there is no run in " + ", ".join(map(str, paths)),
+            "; ".join(problems[:1]) or "there is no run in " + ", ".join(map(str, paths)),
             hint="name folders of logs; nodes and GPUs come from names such as 2n8g/, or from the logs",
         )
     study = study_scaling(runs, predicted_gpus, problems=problems)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import read_text, replace_file
 from perfscope.renderers.markdown import render, render_sections
-from perfscope.report import Column, Json, Report, Section
+from perfscope.report import MOST_ROWS, Column, Json, Report, Section
 from perfscope.units import format_count
 
 _MARK = re.compile(r"^<!--[ \t]*(?:perfscope:(?P<command>[^\n]*?)|/[ \t]*perfscope)[ \t]*-->[ \t]*\r?\n?", re.MULTILINE)
@@ -94,7 +94,6 @@ def _parse_block(
     return ReportBlock(line, begin, end, words, sections, level, text[begin:end])
 
 
-_SHOWN_LINES = 8
 _SHORT = 12
 
 
@@ -252,7 +251,7 @@ def report_pages(pages: Sequence[BuiltPage], *, written: bool) -> Report:
         lines = tuple(
             f"{page.path}, block at line {block.block.line}: `{line}`"
             for page, block in stale
-            for line in block.lines[:_SHOWN_LINES]
+            for line in block.lines[:MOST_ROWS]
         )
         sections.append(Section("Lines that differ", notes=lines))
     return Report(title, data, tuple(sections))

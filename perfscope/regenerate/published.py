@@ -7,7 +7,7 @@ over the ratio of the GPUs. A save of mixed precision and Adam is 14 bytes/param
 A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is *from
 unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*.
 
-Figures by another definition are left as they are. Of TFLOPs these are columns of which nearly all cells differ. A
+Figures by another definition are left as they are. Of TFLOPs these are columns of which all cells differ. A
 speed-up that is far from the row's own is relative to something that the table does not show.
 
 A row contradicts itself where a global batch is not accumulation x micro batch x DP. So does one whose GPUs are not
@@ -27,6 +27,7 @@ import msgspec
 
 from perfscope.analyzers.checkpoint import bytes_per_parameter
 from perfscope.constants import GIGA, KILO, TERA
+from perfscope.models.conventions import FORWARD
 from perfscope.tables.published import (
     DERIVED,
     ChangeKind,
@@ -39,9 +40,6 @@ from perfscope.tables.published import (
     TextSpan,
 )
 
-#: One multiplication and one addition per parameter and token: see perfscope.models.conventions.bigscience.
-_OPERATIONS_PER_PASS = 2
-_FEWEST_OF_A_GROUP = 2
 _Q = Quantity
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")
 ASSUMED_PASSES = Constant(4, "activations are recomputed")
@@ -136,7 +134,7 @@ def tflops(table: PublishedTable, row: PublishedRow) -> Interval:
     else:
         time = measured_interval(_require(row, _Q.STEP_TIME))
         tokens = exact_interval(_global_batch_or_stated(table, row) * seq_len.value).over(time)
-    operations = _OPERATIONS_PER_PASS * parameters * passes.value
+    operations = FORWARD * parameters * passes.value
     return exact_interval(Fraction(operations, TERA)).times(tokens).over(gpus)
 
 
@@ -269,7 +267,7 @@ def find_baselines(table: PublishedTable) -> list[PublishedRow | None]:
 
 def _find_candidates(table: PublishedTable, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
     usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
-    if len(usable) < _FEWEST_OF_A_GROUP:
+    if len(usable) <= 1:
         return [row for row in usable if _is_reference(row)]
     references = [row for row in usable if _is_reference(row)]
     sized = []
@@ -295,7 +293,6 @@ def _has_speed(row: PublishedRow) -> bool:
 #: A change that is farther off was meant to be against something else, a speed-up is relative to something else.
 _NEAR = Fraction(1, 5)
 _FAR = Fraction(3, 2)
-_SHARE_DIFFERENT = 0.8
 #: A total, its factors, and the factor that a table may leave out.
 _PRODUCTS: tuple[tuple[Quantity, tuple[Quantity, ...], Quantity | None], ...] = (
     (_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION),
@@ -453,7 +450,7 @@ def _others(cells: Sequence[CheckedCell]) -> list[CheckedCell]:
     wrong = [cell for cell in cells if cell.verdict is CellVerdict.WRONG and cell.recomputed]
     if cells[0].quantity in (_Q.SPEEDUP, _Q.EFFICIENCY):
         return [cell for cell in wrong if not 1 / _FAR <= _ratio(cell) <= _FAR]
-    return wrong if cells[0].quantity == _Q.TFLOPS and len(wrong) >= _SHARE_DIFFERENT * len(cells) else []
+    return wrong if cells[0].quantity == _Q.TFLOPS and len(wrong) == len(cells) else []
 
 
 def _ratio(cell: CheckedCell) -> Fraction:

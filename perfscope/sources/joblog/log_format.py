@@ -22,6 +22,8 @@ from perfscope.tables.joblog import Disturbance
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
 #: A line that may have more was not printed by ranks: its first record stands for it.
 MOST_OF_LINE = 8
+#: Bytes beyond its line that a pattern may match.
+_REACH = 1 << 16
 
 
 class LineMatch(msgspec.Struct):
@@ -94,7 +96,7 @@ class LineRule(Generic[StateT_contra]):
     Attributes:
         anchor: Bytes that such a line has; the pattern is tried only there.
         pattern: What the line must match, from its beginning on or anywhere; ``^`` and ``$`` are ends of a line.
-        reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
+        spans_lines: Whether the pattern may match beyond the line, for what is printed over several lines.
         begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
         span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
@@ -104,7 +106,7 @@ class LineRule(Generic[StateT_contra]):
     anchor: bytes
     pattern: bytes | re.Pattern[bytes]
     on_match: Callable[[StateT_contra, LineMatch], None]
-    reach: int = 0
+    spans_lines: bool = False
     identifies: bool = True
     begin: tuple[bytes, ...] = ()
     span: tuple[int, int] | None = None
@@ -132,7 +134,7 @@ class LineRule(Generic[StateT_contra]):
                 anchored = text.find(self.anchor, end)
                 continue
             first = self._beginning(text, max(line, searched), anchored)
-            last = end + self.reach if self.span is None else min(end, anchored + self.span[1])
+            last = end + _REACH * self.spans_lines if self.span is None else min(end, anchored + self.span[1])
             match = match_from(text, first, last) if first >= 0 else None
             if match is not None:
                 yield LineMatch(text, line, end, match)

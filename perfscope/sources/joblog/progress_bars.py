@@ -3,8 +3,8 @@ r"""Progress bars of tqdm without a name, and the step times that follow from th
       4%|#         | 1/25 [00:03<01:12,  3.01s/it]
 
 The rate is a moving average over earlier updates, not the time of a step; the elapsed clock is exact to its second.
-Step times are therefore differences of that clock. Steps are joined until the clock has moved 20 seconds, or a quarter
-of what a short log shows. The median of single steps of 2.4 s would be 2 s. Bars with a name
+Step times are therefore differences of that clock. Steps are joined until the clock has moved 20 seconds, or a fifth of
+what a short log shows. The median of single steps of 2.4 s would be 2 s. Bars with a name
 (``Loading checkpoint shards:  50%|``) are no training.
 """
 
@@ -20,6 +20,7 @@ from itertools import pairwise
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.resolve import SKEW
+from perfscope.sources.joblog.step_times import PRECISE, USABLE
 from perfscope.sources.joblog.text import CLOCK, LABEL
 from perfscope.tables.joblog import Disturbance
 
@@ -37,10 +38,6 @@ BAR = re.compile(
     re.MULTILINE,
 )
 _LOSSES_OF_ANOTHER = 2
-_PRECISE_CLOCK_S = 20
-_FEWEST_RECORDS = 4
-_USABLE_CLOCK_S = 5  # a second more or less is a fifth
-_FEWEST_STATES = 3
 _TIMES_FASTER = 10
 _DRAWN_PER_S = 10
 _DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
@@ -154,7 +151,7 @@ def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
 def _skips_steps(points: _Points, first: int, end: int) -> bool:
     """Whether a bar jumps from 0 to the step of a checkpoint, in no time for so many steps: it begins there."""
     steps, clocks = points.step, points.clock_s
-    if end - first < _FEWEST_STATES or steps[first] > 0:
+    if end - first <= 1 or steps[first] > 0:
         return False
     jump, rest = steps[first + 1] - steps[first], steps[end - 1] - steps[first + 1]
     jump_s, rest_s = clocks[first + 1] - clocks[first], clocks[end - 1] - clocks[first + 1]
@@ -166,7 +163,7 @@ def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, in
     steps, clocks = points.step, points.clock_s
     first += _skips_steps(points, first, end)
     begin = first
-    if clocks[end - 1] - (0 if steps[first] == 1 else clocks[first]) < _USABLE_CLOCK_S:
+    if clocks[end - 1] - (0 if steps[first] == 1 else clocks[first]) < USABLE:
         numbers = dict.fromkeys((steps[first], steps[end - 1]))
         yield from ((Record(number), 0) for number in numbers if number > 0)
         return
@@ -176,7 +173,7 @@ def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, in
         yield Record(steps[first]), 0
     last = end - 1
     moved_s = sum(clocks[row] - clocks[row - 1] for row in range(first + 1, end) if not points.disturbed[row])
-    least_s = max(min(_PRECISE_CLOCK_S, moved_s // _FEWEST_RECORDS), 1)
+    least_s = max(min(PRECISE, moved_s // USABLE), 1)
     for row in range(first + 1, end):
         if row < last and min(clocks[row] - clocks[begin], clocks[last] - clocks[row]) < least_s:
             continue

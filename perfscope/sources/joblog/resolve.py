@@ -20,12 +20,9 @@ from perfscope.tables.columns import Float64, Int64
 ABSENT = -1
 #: How many iterations the processes of a job may be apart when they print.
 SKEW = 4
-#: With so many of the last records a copy is compared.
-_COMPARED_RECORDS = 8
 #: The ranks of a job wait for each other in every iteration.
 MOST_APART = 1.25
 _FEWEST_UNLIKE = 3
-_KEPT_NUMBERS = 1024
 
 _TAKE_TURNS = "records of two jobs take turns: their iteration numbers go to and fro"
 _REPEAT = "records of two jobs take turns: they repeat each iteration with another time or batch"
@@ -247,7 +244,7 @@ class _Resolver:
             printer.counts = Counter()
             self._restarting = self._restarting or printer.attempt > self._attempt
         printer.counts[number] += 1
-        if len(printer.counts) > _KEPT_NUMBERS:
+        if len(printer.counts) > 2 * self._far:
             printer.counts = Counter(
                 {each: times for each, times in printer.counts.items() if each >= number - self._far}
             )
@@ -262,7 +259,7 @@ class _Resolver:
 
     def _compare(self, row: int, number: int) -> None:
         numbers, *_, times_ns, samples = self._columns
-        original = next((each for each in self.rows[-_COMPARED_RECORDS:] if numbers[each] == number), None)
+        original = next((each for each in self.rows[-2 * SKEW :] if numbers[each] == number), None)
         if original is None or times_ns[row] == ABSENT:
             return
         first_ns = times_ns[original] if times_ns[original] != ABSENT else times_ns[row]

@@ -16,8 +16,9 @@ from perfscope.sources.joblog.log_format import LineMatch
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.resolve import MOST_APART, SKEW
 
-_PRECISE = 20
-_USABLE = 5
+#: By how many of its last digits a clock has moved where its rounding matters little, and where it is a fifth.
+PRECISE = 20
+USABLE = 5
 
 
 def are_alike(first_ns: int, second_ns: int) -> bool:
@@ -111,7 +112,7 @@ class ElapsedClock:
             series.add(record, label)
             return
         moved_ns = elapsed_ns - begin.elapsed_ns
-        if moved_ns < _PRECISE * resolution_ns:
+        if moved_ns < PRECISE * resolution_ns:
             self._pending = record
             return
         steps = reading.step - begin.step
@@ -133,7 +134,7 @@ class ElapsedClock:
         begin, last, pending = self._begin, self._last, self._pending
         if begin is not None and last is not None and pending is not None:
             series, moved_ns = log.series_of(self.source), last.elapsed_ns - begin.elapsed_ns
-            if not series.has_times and moved_ns >= _USABLE * self._resolution_ns:
+            if not series.has_times and moved_ns >= USABLE * self._resolution_ns:
                 steps = last.step - begin.step
                 pending.wall_ns = moved_ns // steps
                 pending.wall_resolution_ns = max(self._resolution_ns // steps, 1)

@@ -21,7 +21,6 @@ SOURCE = "DeepSpeed's timers: fwd + bwd + step"
 _CELL = re.compile(rb"\| ?([\w/-]++): *(-?[\d.]++)")
 _SUMS = ((b"fwd", b"bwd", b"step"), (b"forward", b"backward", b"step"))
 _SAVE = b"save-checkpoint"
-_RANK_LINES_REACH = 1 << 18
 _RANK = re.compile(rb" rank +\d+: ([\d.]+)\s*$")
 _NAME = re.compile(rb"  ([\w/-]+):\s*$")
 
@@ -88,7 +87,7 @@ MEGATRON_RULES = (
         b"times across ranks (ms):",
         rb"times across ranks \(ms\):(?:\n[^\n]{1,120})*",
         _on_timers_of_ranks,
-        reach=_RANK_LINES_REACH,
+        spans_lines=True,
         begin=(b"times across ranks (ms):",),
         identifies=False,
     ),

@@ -61,7 +61,7 @@ def test_a_line_of_half_records_takes_no_longer_than_records(path: Path, tmp_pat
 
 def test_a_rule_that_reaches_beyond_its_line_is_tried_at_one_place() -> None:
     """A search in each of many lines, up to where the rule reaches, would cost the square of the text."""
-    rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.reach]
+    rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.spans_lines]
     assert rules
     assert not [rule.anchor for rule in rules if not rule.begin]
 

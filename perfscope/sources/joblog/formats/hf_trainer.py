@@ -47,7 +47,6 @@ _OF_ONE_RUN = {"gbs", "train_iterations"}
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
-_DICTIONARY_REACH = 500
 _EPOCH = re.compile(rb"'epoch':\s*'?([\d.]{1,20})")
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
@@ -306,7 +305,7 @@ _RULES: tuple[LineRule[_State], ...] = (
         b"'loss':",
         rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}",
         _on_losses,
-        reach=_DICTIONARY_REACH,
+        spans_lines=True,
         identifies=False,
         begin=(b"{",),
     ),
@@ -318,7 +317,7 @@ _RULES: tuple[LineRule[_State], ...] = (
         b"'train_runtime':",
         rb"'train_runtime':[^{}]*+\}",
         _on_final_dictionary,
-        reach=_DICTIONARY_REACH,
+        spans_lines=True,
         begin=(b"'train_runtime':",),
     ),
     *(

@@ -47,7 +47,7 @@ _TAIL = b" number of skipped iterations:   0 | number of nan iterations:   0 |"
 _NONE = b"ns:   0 "
 _CONSUMED = b"| consumed samples: "
 _NUMBER_WIDTH, _CONSUMED_WIDTH, _WIDEST_TIME = 8, 12, 7
-_WORD = 8
+_WORD = np.dtype(np.uint64).itemsize
 
 
 def _word(text: bytes) -> np.uint64:
@@ -340,7 +340,6 @@ _SETUP_RULES: tuple[LineRule[_State], ...] = (
 )
 
 
-_SAVE_REACH = 1 << 16
 _RANK_TIME = re.compile(rb" rank +\d+: ([\d.]+)")
 
 
@@ -390,7 +389,7 @@ _SAVES_RULES: tuple[LineRule[_State], ...] = (
         rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
         rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))",
         _on_save_timer,
-        reach=_SAVE_REACH,
+        spans_lines=True,
         begin=(b"save-checkpoint",),
         identifies=False,
     ),
@@ -431,7 +430,6 @@ _NEXT_LINE = re.compile(rb"\s*(?:time \(ms\)|\[\d{4}-|\(min, max\)|\[Rank|INFO:)
 _FLOPS = re.compile(rb"\s*([\d.]+)([KMGTPE]?)FLOPS")
 _PREFIXES = {b"": 1, b"K": KILO, b"M": MEGA, b"G": GIGA, b"T": TERA, b"P": PETA, b"E": KILO * PETA}
 _LONGEST = 2000
-_MOST_LINES = 12
 
 _TIMES = {
     b"elapsedtimeperiteration(ms)": NS_PER_MS,
@@ -490,7 +488,7 @@ def _record_text(text: bytes, start: int, limit: int) -> bytes:
     line = text[start:end]
     if line.rstrip().endswith(b"|") and b"elapsed" in line:
         return line
-    for following in text[end + 1 : limit].split(b"\n", _MOST_LINES)[:_MOST_LINES]:
+    for following in text[end + 1 : limit].split(b"\n"):
         if _NEXT_LINE.match(following) or (not following.strip() and b"elapsed" in line):
             break
         line += b"\n" + following

@@ -61,7 +61,7 @@ FORMAT = LogFormat(
             rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
             rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)",
             _on_step,
-            reach=4000,
+            spans_lines=True,
             begin=(b"[step=",),
         ),
     ),

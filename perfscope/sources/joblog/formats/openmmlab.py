@@ -125,7 +125,7 @@ FORMAT = LogFormat(
             b"log_processor = dict(",
             rb"log_processor = dict\([^()]{0,300}?\bwindow_size=(\d{1,6})\b",
             _on_window,
-            reach=400,
+            spans_lines=True,
             begin=(b"log_processor = dict(",),
             identifies=False,
         ),

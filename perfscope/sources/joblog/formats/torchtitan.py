@@ -22,7 +22,6 @@ from perfscope.tables.joblog import Disturbance, Save
 
 SOURCE = "dates of torchtitan's step lines"
 
-_PERCENT = 100
 _SETTINGS = {
     b"local batch size": "mbs",
     b"global batch size": "gbs",
@@ -63,7 +62,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
     if reserved is not None:
         log.add_memory(GIB, reserved=reserved)
         if percent is not None and percent > 0:
-            state.total_memory_gib = round(reserved * _PERCENT / percent, 1)
+            state.total_memory_gib = round(reserved * 100 / percent, 1)
     add_dated(log, SOURCE, line, record)
 
 
