@@ -27,7 +27,7 @@ from perfscope.hooks.introspection import TRACERS, is_grad_enabled
 from perfscope.hooks.memory.history import MemoryRecording
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW, UNTIMED
-from perfscope.hooks.profiler.cupti import reserve_variable
+from perfscope.hooks.profiler.window import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step import BatchWork, StepAccumulator, find_tensor

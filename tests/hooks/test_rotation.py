@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
-import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,23 +23,22 @@ from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.records import Span, StepRecord, to_line
 
 
-def random_records(count: int, seed: int = 3) -> list[StepRecord]:
-    source = random.Random(seed)
-    end_ns = 10**12
+def some_records(count: int) -> list[StepRecord]:
+    """Records in which each optional field is absent from some."""
     records = []
     for step in range(1, count + 1):
-        end_ns += source.randint(10**6, 10**9)
-        optional = {
-            "window": source.choice([None, None, "profiled"]),
-            "skipped": source.choice([None, None, True]),
-            "data_wait_ns": source.choice([None, source.randint(0, 10**8)]),
-            "loss_scale": source.choice([None, 65536.0]),
-            "host": HostWork(*(source.randint(0, 10**7) for _ in HostWork._fields)) if step > 1 else None,
-            "waits": HostWaits(source.randint(0, 10**7), 0),
-            "probe": source.choice([None, DeviceProbe(step, 1, None, 3, source.randint(1, 10**6))]),
-            "spans": source.choice([None, (Span(wire.GARBAGE, end_ns - 500, end_ns - 100),)]),
+        end_ns = 10**12 + step * 10**9
+        optional: dict[str, Any] = {
+            "window": "profiled" if step % 3 else None,
+            "skipped": None if step % 5 else True,
+            "data_wait_ns": step * 1000 if step % 4 else None,
+            "loss_scale": 65536.0 if step % 2 else None,
+            "host": HostWork(*range(step, step + len(HostWork._fields))) if step > 1 else None,
+            "waits": HostWaits(step, 0),
+            "probe": DeviceProbe(step, 1, None, 3, step) if step % 7 else None,
+            "spans": (Span(wire.GARBAGE, end_ns - 500, end_ns - 100),) if step % 6 else None,
         }
-        records.append(StepRecord(step, end_ns, "optimizer", wall_ns=source.randint(1, 10**6), **optional))  # type: ignore[arg-type]
+        records.append(StepRecord(step, end_ns, "optimizer", wall_ns=step, **optional))
     return records
 
 
@@ -58,7 +57,7 @@ def assert_same(ours: StepColumns, expected: StepColumns) -> None:
 
 
 def test_all_files_of_a_process_are_one_table_of_what_the_records_hold(tmp_path: Path) -> None:
-    records = random_records(30)
+    records = some_records(30)
     (tmp_path / "steps.000001.jsonl.gz").write_bytes(gzip.compress(to_lines(records[:10])))
     (tmp_path / "steps.000001.jsonl").write_bytes(to_lines(records[:10]))  # it was killed before it removed the lines
     (tmp_path / "steps.000002.jsonl").write_bytes(to_lines(records[10:20]))  # not compressed yet
@@ -77,7 +76,7 @@ def test_all_files_of_a_process_are_one_table_of_what_the_records_hold(tmp_path:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("steps.000001.jsonl.gz", gzip.compress(to_lines(random_records(20)))[:-40]),
+        ("steps.000001.jsonl.gz", gzip.compress(to_lines(some_records(20)))[:-40]),
         ("steps.000001.jsonl", b'{"step":2,"end_ns":%d,"source":"optimizer"}\n' % 10**40),
         ("steps.000001.jsonl", b"[" * 10**6),
         ("steps.000001.jsonl", b'{"step":2,"end'),

@@ -11,7 +11,9 @@ import pytest
 from perfscope.hooks.facts.device_memory import DevicePeaks
 
 
-def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fullest_of_the_used_devices_counts_at_the_first_steps_and_then_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reserved, read = {0: 100, 1: 0, 2: 0}, list[int]()
 
     def stats(device: int) -> dict[str, Any]:
@@ -28,26 +30,13 @@ def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monk
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     memory = DevicePeaks()
     assert memory.read_at_step() == {"memory_peak_bytes": 90}
+    assert memory.read_beside() == {}
     reserved[2] = 300
     memory.read_at_step()
     read.clear()
     assert memory.read_at_step() == {"memory_peak_bytes": 290}
     assert read == [0, 2]
-
-
-def test_the_first_steps_are_read_at_their_ends_and_then_the_thread_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    counters = {name: {"all": {"peak": 5}} for name in ("allocated_bytes", "reserved_bytes")}
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True,
-        device_count=lambda: 1,
-        current_device=lambda: 0,
-        memory_stats_as_nested_dict=lambda _device: counters,
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    memory = DevicePeaks()
-    for _ in range(4):
-        assert not memory.is_read_beside
-        assert memory.read_beside() == {}
-        assert memory.read_at_step()
+    assert not memory.is_read_beside
+    memory.read_at_step()
     assert memory.is_read_beside
-    assert memory.read_beside() == {"memory_peak_bytes": 5}
+    assert memory.read_beside() == {"memory_peak_bytes": 290}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.hooks.profiler.cupti import VARIABLE, CuptiDetachment, find_obstacle, reserve_variable
+from perfscope.hooks.profiler.window import VARIABLE, CuptiDetachment, find_obstacle, reserve_variable
 
 
 class Kineto:
@@ -110,7 +110,7 @@ def test_a_failed_training_ends_without_a_thread_that_waits() -> None:
 
 
 def test_a_stream_that_records_a_graph_is_not_asked_and_the_wait_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfscope.hooks.profiler.cupti._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("perfscope.hooks.profiler.window._LONGEST_WAIT_S", 0.01)
     reserve_variable()
     kineto = Kineto()
     kineto.is_capturing = True
