@@ -22,7 +22,7 @@ from perfscope.hooks.facts.device_memory import DevicePeaks
 from perfscope.hooks.facts.layout import RankLayout, splits_tensors
 from perfscope.hooks.facts.model_search import ModelWatch
 from perfscope.hooks.facts.setup import SetupWatch
-from perfscope.hooks.guard import call_safely, describe_failure, end_in_children, hook_entry, value_or_none
+from perfscope.hooks.guard import call_safely, captures, describe_failure, hook_entry, value_or_none
 from perfscope.hooks.introspection import TRACERS, is_grad_enabled
 from perfscope.hooks.memory.history import MemoryRecording
 from perfscope.hooks.messages import write_message
@@ -90,7 +90,7 @@ class Capture:
         self._reevaluates = False
         self._has_begun = False
         reserve_variable()
-        end_in_children(self)
+        captures.add(self)
         atexit.register(self.finish)
 
     @property

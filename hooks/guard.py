@@ -8,38 +8,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _Value = TypeVar("_Value")
 _HOOKS_FOLDER = os.path.join(os.path.dirname(__file__), "")
 
 
-class _Thread(threading.local):
-    is_in_hook = False
+_thread = threading.local()
+#: They record nothing in the children that this process forks, which share its files and its profiler.
+captures: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class ForkableOwner(Protocol):
-    """What ends in a forked child: ``dead`` is set there."""
-
-    dead: bool
-
-
-_thread = _Thread()
-_owners: weakref.WeakSet[ForkableOwner] = weakref.WeakSet()
+def _end_captures() -> None:
+    for capture in list(captures):
+        capture.dead = True
 
 
-def end_in_children(owner: ForkableOwner) -> None:
-    """Let an owner record nothing in the children that this process forks, which share its files and its profiler."""
-    _owners.add(owner)
-
-
-def _end_owners() -> None:
-    for owner in list(_owners):
-        owner.dead = True
-
-
-os.register_at_fork(after_in_child=_end_owners)
+os.register_at_fork(after_in_child=_end_captures)
 
 
 def call_safely(action: Callable[[], _Value]) -> tuple[_Value | None, Exception | None]:
@@ -63,7 +49,8 @@ def hook_entry(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def enter(self: Any, *args: object, **kwargs: object) -> object:
-        is_outermost = not _thread.is_in_hook  # the time of an entry that is called inside another one is that one's
+        # the time of an entry that is called inside another one is that one's
+        is_outermost = not getattr(_thread, "is_in_hook", False)
         began_ns = time.monotonic_ns() if is_outermost else 0
         _thread.is_in_hook = True
         try:
