@@ -1,4 +1,4 @@
-"""A proxy before a server of HTTP that throttles, breaks off, shortens, is silent and loses objects."""
+"""A proxy before a server of HTTP that throttles, breaks off, shortens and loses objects."""
 
 from __future__ import annotations
 
@@ -19,34 +19,20 @@ _LISTINGS = ("list-type", "comp=list")
 #: What the proxy writes itself.
 _OWN_HEADERS = ("content-length", "transfer-encoding", "connection")
 ALWAYS = 1_000_000
-_LONGEST_SILENCE_S = 600.0
 
 
 @dataclass
 class Faults:
-    """What the proxy does to objects whose key contains a text, and what it was asked for.
+    """What the proxy does to objects whose key contains a text, how often, and how much of each key it sent.
 
-    Attributes:
-        throttled: How often a request for them is refused.
-        status: What refuses it: 503, or 429.
-        cut: How often the connection breaks in the middle of their content.
-        shortened: How often half of their content is given as all of it.
-        silent: How often nothing at all is answered.
-        lost: They are listed, but not there.
-        asked: How many GET requests there were for each key.
-        pages: How many pages of listings were asked for.
-        bytes_sent: How much of each key was sent.
+    A connection that is cut breaks in the middle of the content; of what is shortened half is given as all of it. What
+    is lost is listed, but not there.
     """
 
     throttled: dict[str, int] = field(default_factory=dict)
-    status: int = 503
     cut: dict[str, int] = field(default_factory=dict)
     shortened: dict[str, int] = field(default_factory=dict)
-    silent: dict[str, int] = field(default_factory=dict)
-    ended: threading.Event = field(default_factory=threading.Event)
     lost: str = ""
-    asked: Counter[str] = field(default_factory=Counter)
-    pages: int = 0
     bytes_sent: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -81,15 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         faults, parts = self.server.faults, urlsplit(self.path)
         key, is_listing = unquote(parts.path), any(word in parts.query for word in _LISTINGS)
-        with faults.lock:
-            faults.asked[key] += self.command == "GET"
-            faults.pages += is_listing
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if faults.take(faults.silent, key):
-            faults.ended.wait(_LONGEST_SILENCE_S)
-            self.close_connection = True
-        elif faults.take(faults.throttled, key):
-            self._refuse(faults.status, _BUSY)
+        if faults.take(faults.throttled, key):
+            self._refuse(503, _BUSY)
         elif faults.is_lost(key):
             self._refuse(404, _GONE)
         else:
@@ -110,14 +90,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._pass_on_head(response)
         else:
             content = response.read()
-            is_cut = self.command == "GET" and not is_listing and faults.take(faults.cut, key)
-            if self.command == "GET" and not is_listing and faults.take(faults.shortened, key):
-                self._answer(response.status, response.getheaders(), content[: len(content) // 2])
-                connection.close()
-                return
+            is_content, half = self.command == "GET" and not is_listing, len(content) // 2
+            is_cut = is_content and faults.take(faults.cut, key)
+            if is_content and faults.take(faults.shortened, key):
+                content = content[:half]
             with faults.lock:
                 faults.bytes_sent[key] += len(content)
-            self._answer(response.status, response.getheaders(), content, len(content) // 2 if is_cut else None)
+            self._answer(response.status, response.getheaders(), content, half if is_cut else None)
         connection.close()
 
     def _pass_on_head(self, response: HTTPResponse) -> None:
@@ -152,7 +131,6 @@ def faulty(server: str, faults: Faults) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{proxy.server_port}"
     finally:
-        faults.ended.set()
         proxy.shutdown()
         thread.join()
         proxy.server_close()
