@@ -35,9 +35,9 @@ from perfscope.hooks.step_rows import Boundary, count_work, make_line
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.exchanges import ExchangeTimer
-from perfscope.hooks.timers.host_counters import EACH_READ_MASK, HostCounters
+from perfscope.hooks.timers.host_counters import HostCounters
 from perfscope.hooks.timers.passes import PassTimer, TimedPass
-from perfscope.hooks.timers.probes import PROBES
+from perfscope.hooks.timers.probes import ONE_IN, PROBES
 from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.watch.watch import Watch, last_error
 from perfscope.wire.host import DeviceProbe
@@ -288,7 +288,7 @@ class Capture:
             spent_ns, peaks = self.files.take_news()
         waits = self._exchanges.take() if self._exchanges.is_in_use else None
         # Where waits are timed on the host, it waits in each step, and what else it did decides who is late.
-        if ended_ns - step.started_ns > step.long_ns or waits is not None or not number & EACH_READ_MASK:
+        if ended_ns - step.started_ns > step.long_ns or waits is not None or not number % ONE_IN:
             used = self._counters.read()
         if had_news or PROBES.is_on:
             self._advance_probe(number, has_news=had_news, is_wanted=not UNTIMED.rest)

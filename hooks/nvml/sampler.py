@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import math
 import os
 import select
 import socket
@@ -39,8 +40,6 @@ _FULL_RATE_NS = 3600 * _NS_PER_S
 _COST_PERIOD_NS = 30 * _NS_PER_S
 #: Bytes of a full file.
 _FULL_BYTES = 4 << 20
-#: The sampler ends within this time after its rank.
-_LONGEST_SLEEP_S = 0.5
 _ALLOWED_FAILURES = 10
 _LOST_ERRORS = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "UNINITIALIZED")
 #: The sum over a GPU's NVLinks.
@@ -220,15 +219,20 @@ class Nvml:
         }
 
 
-def watch_process(pid: int) -> Callable[[], bool]:
-    """A function that says whether a process goes on; it is not this one's parent, or not any more."""
+def watch_process(pid: int) -> Callable[[float], bool]:
+    """A function that waits some seconds, unless a process ends, and says whether that goes on; it is no child."""
     try:
         descriptor = os.pidfd_open(pid)
     except (AttributeError, OSError):  # an old kernel, or it has ended
-        return lambda: os.path.exists(f"/proc/{pid}")
+
+        def wait(seconds: float) -> bool:
+            time.sleep(seconds)
+            return os.path.exists(f"/proc/{pid}")
+
+        return wait
     ended = select.poll()
     ended.register(descriptor, select.POLLIN)
-    return lambda: not ended.poll(0)
+    return lambda seconds: not ended.poll(math.ceil(seconds * 1000))
 
 
 def main(pynvml_folder: str, hz: float, starter: int, output: Output) -> None:
@@ -257,13 +261,14 @@ def _now() -> Values:
 
 
 def _sample_while(
-    goes_on: Callable[[], bool], nvml: Nvml, devices: list[SampledGpu], metrics: list[Metric], output: Output
+    goes_on: Callable[[float], bool], nvml: Nvml, devices: list[SampledGpu], metrics: list[Metric], output: Output
 ) -> None:
     rounds, late_rounds, fastest = 0, 0, metrics[0]
     early_ns = fastest.period_ns // 4
     cost_due_ns = time.monotonic_ns() + _COST_PERIOD_NS
     full_rate_until_ns = time.monotonic_ns() + _FULL_RATE_NS
-    while goes_on():
+    rest_s = 0.0
+    while goes_on(rest_s):
         began_ns = time.monotonic_ns()
         late_rounds += fastest.due_ns > 0 and began_ns > fastest.due_ns + fastest.period_ns
         values: list[Values] = [{} for _ in devices]
@@ -289,7 +294,7 @@ def _sample_while(
                 metric.period_ns = max(metric.period_ns, _NS_PER_S)
         output.rotate_if_full(_now())
         due_ns = min(metric.due_ns for metric in metrics)
-        time.sleep(min(_LONGEST_SLEEP_S, max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)))
+        rest_s = max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)
 
 
 def _read_metric(nvml: Nvml, metric: Metric, devices: list[SampledGpu], values: list[Values]) -> list[Values]:

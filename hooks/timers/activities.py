@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from perfscope.constants import NS_PER_MS
 from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.hooks.timers.saves import CaptureTimer
 from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 #: A step that compiles more often is recorded with the first compilations only.
 _MOST_SPANS = 200
-_SHORTEST_GARBAGE_NS = 200_000
 
 
 @dataclass
@@ -195,7 +195,8 @@ class ActivityTimer(CaptureTimer):
         """Python looks through all of its objects, which stops every thread."""
         now_ns = time.monotonic_ns()
         began_ns, self._collecting_since_ns = self._collecting_since_ns, now_ns if phase == "start" else 0
-        if phase != "start" and began_ns and now_ns - began_ns >= _SHORTEST_GARBAGE_NS and not self._process.dead:
+        is_long = began_ns and now_ns - began_ns >= NS_PER_MS
+        if phase != "start" and is_long and not self._process.dead:
             self._add(Span(GARBAGE, began_ns, now_ns))
 
     def take_step(self) -> StepActivities:

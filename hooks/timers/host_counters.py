@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     #: scheduler's text of the thread that launches backward passes, empty for none.
     RawCounters: TypeAlias = tuple[int, bytes, resource.struct_rusage, bytes]
 
-#: One step in so many reads the counters, where no other reason does: a power of two, less one.
-EACH_READ_MASK = 15
 #: torch's name of the threads that launch backward passes, one for each device.
 _LAUNCHERS = b"pt_autograd"
 #: So often the one that does is looked for: it exists from the first backward pass on.

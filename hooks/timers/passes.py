@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from perfscope.constants import NS_PER_MS
 from perfscope.hooks.open_window import UNTIMED
-from perfscope.hooks.timers.probes import MOST_PENDING, CudaEvent
+from perfscope.hooks.timers.probes import MOST_PENDING, ONE_IN, CudaEvent
 from perfscope.wire.passes import MicroBatchRecord, PassRange
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-#: The passes of so many steps are timed, and then of one step in so many: a power of two.
-_FIRST_STEPS, _PERIOD = 32, 16
+#: The passes of so many steps are timed, for jobs that end soon.
+_FIRST_STEPS = 32
 
 
 #: A moment: an event of the device, or nanoseconds of the host's clock.
@@ -112,7 +112,7 @@ class PassTimer:
 
     def end_step(self, number: int) -> None:
         """A training step completed on the host; its passes may still run."""
-        self.untimed = 0 if number < _FIRST_STEPS else _PERIOD - 1
+        self.untimed = 0 if number < _FIRST_STEPS else ONE_IN - 1
         if self._current:
             self._pending.append(self._take(number))
         while len(self._pending) > MOST_PENDING:

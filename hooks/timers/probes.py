@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from perfscope.wire.host import DeviceProbe
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
-#: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
-_FEWEST_STEPS = 16
+#: One step in so many, a power of two, is probed, has its passes timed, and its counters read: the events of a probe
+#: cost 100 us on the host of an H200.
+ONE_IN = 16
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
 MOST_PENDING = 16
 #: Passes of one step that are timed; with more of them the step is left out.
@@ -177,7 +178,7 @@ class DeviceProbes:
     @_never_fails
     def start(self, step: int) -> None:
         """A step is about to begin that will be probed."""
-        self.next_step = step + _FEWEST_STEPS
+        self.next_step = step + ONE_IN
         event = self._mark()
         if event is not None:
             self._moments = _Moments(event)

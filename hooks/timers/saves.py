@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope import wire
+from perfscope.constants import NS_PER_MS
 from perfscope.hooks.facts.launched_rank import is_daemon_process
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.guard import hook_entry, value_or_none
@@ -23,8 +24,6 @@ from perfscope.wire.records import CheckpointRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-#: Asking whether a save is complete is no wait.
-_SHORTEST_WAIT_NS = 1_000_000
 #: Files of configurations and tokenizers, which frameworks write without a function that hooks could time.
 _TEXT_ENDINGS = (".json", ".jsonl", ".txt", ".model", ".jinja", ".md", ".yaml", ".yml")
 _MOST_ENTRIES, _MOST_NAMED = 2000, 500
@@ -123,7 +122,7 @@ class TimedSave:
     def end_wait(self, now_ns: int) -> None:
         """Training waits no longer for it: training goes on, or the save is complete, whichever is first."""
         began_ns, self.waiting_since_ns = self.waiting_since_ns, None
-        if began_ns is not None and now_ns - began_ns >= _SHORTEST_WAIT_NS:
+        if began_ns is not None and now_ns - began_ns >= NS_PER_MS:  # asking whether it is complete is no wait
             self.waits.append((began_ns, now_ns))
 
 

@@ -11,6 +11,7 @@ right before. Python's faulthandler writes the stacks of a process that dies of 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import re
 import resource
@@ -266,8 +267,6 @@ def publish(folder: str, name: str, content: bytes) -> bool:
 
 #: So many incidents of a process are kept: a training that stalls every minute must not fill the disk.
 MOST_INCIDENTS = 6
-#: The largest dump of the recorder that is kept.
-_LARGEST_DUMP_BYTES = 16_000_000
 #: Messages of exceptions may hold a whole batch, and a line of code may be generated.
 _LONGEST_TEXT = 2000
 _MOST_FRAMES = 60
@@ -293,8 +292,8 @@ class IncidentFiles:
         dumps, problem = call_safely(dump_recorder)
         problems.append(problem)
         for kind, content in (dumps or {}).items():
-            name, dump = recorder_file(record.number, kind), content
-            problems.append(call_safely(lambda name=name, dump=dump: self._write(name, dump))[1])  # type: ignore[misc]
+            path = os.path.join(self._folder, recorder_file(record.number, kind))
+            problems.append(call_safely(functools.partial(replace_file, path, content))[1])
         missing = "; ".join(redact_text(repr(error)) for error in problems if error is not None)
         if missing:
             self.add(IncidentRecord(**{**vars(record), "missing": missing}))
@@ -307,11 +306,6 @@ class IncidentFiles:
     def _write_stacks(self, number: int) -> None:
         with open(os.path.join(self._folder, stacks_file(number)), "w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file=file, all_threads=True)
-
-    def _write(self, name: str, content: bytes) -> None:
-        if len(content) > _LARGEST_DUMP_BYTES:
-            raise OSError(f"{name} would have {len(content):,} bytes")
-        replace_file(os.path.join(self._folder, name), content)
 
 
 def read_source(thread: int) -> str | None:

@@ -22,8 +22,6 @@ from perfscope.wire import requests
 
 _SCHEMA = "perfscope/trigger/1"
 _PERIOD_S = 0.3
-_PATIENCE_S = 10.0
-_PATIENCE_STEPS = 3
 _RECORDED = ("light", "shapes", "stack", "memory")
 
 
@@ -73,7 +71,8 @@ def trigger(
     name = f"{requests.WINDOW_PREFIX}{1 + len(asked):04d}.json"
     if not job.publish(name, request):
         raise PerfscopeError("another window was asked for at the same time", hint="run the same command after it")
-    _await_answers(job, name, _PATIENCE_S + _PATIENCE_STEPS * max(paces_ns, default=0.0) / NS_PER_S)
+    begins_s = (first - ahead) * max(paces_ns, default=0.0) / NS_PER_S
+    _await_answers(job, name, max(requests.MARGIN_S, begins_s))
     return _answer(request, job, name, format)
 
 
@@ -85,12 +84,7 @@ def _parse_ranks(text: str) -> frozenset[int]:
 
 
 def _require_running(job: WatchedJob, chosen: frozenset[int] | None) -> None:
-    """Ask nothing of a job that cannot answer.
-
-    Raises:
-        PerfscopeError: It has ended, has not begun, or stands still.
-        UsageError: It has no such rank.
-    """
+    """Raise PerfscopeError where the job has ended, has not begun, or stands still; UsageError for unknown ranks."""
     name, ranks = job.path, list(job.ranks.values())
     if job.exit_status is not None:
         raise PerfscopeError(f"{name} has ended: the command {job.exit_status}", hint=f"perfscope analyze {name}")
@@ -111,11 +105,7 @@ def _require_running(job: WatchedJob, chosen: frozenset[int] | None) -> None:
 
 
 def _require_no_other(job: WatchedJob, asked: Mapping[str, requests.WindowRequest], steps: int) -> None:
-    """Ask for one window at a time.
-
-    Raises:
-        PerfscopeError: One is to come.
-    """
+    """Raise PerfscopeError where a window is to come."""
     for name, request in asked.items():
         answers = [rank.answers.get(name) for rank in job.ranks.values()]
         is_refused = any(answer is not None and answer.status != requests.PLANNED for answer in answers)
@@ -127,7 +117,6 @@ def _require_no_other(job: WatchedJob, asked: Mapping[str, requests.WindowReques
 
 
 def _await_answers(job: WatchedJob, name: str, patience_s: float) -> None:
-    """Look until all ranks have answered, or for so long."""
     due_s = time.monotonic() + patience_s
     while time.monotonic() < due_s and not all(name in one.answers or one.has_ended for one in job.ranks.values()):
         time.sleep(_PERIOD_S)

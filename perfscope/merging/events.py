@@ -94,7 +94,6 @@ def to_text(events: list[TraceEvent]) -> bytes:
 #: The process that holds the tracks of all ranks.
 OVERVIEW = 1
 _NUMBERS_PER_RANK = 10_000
-_FIRST_OTHER = 1_000
 _ARROWS_PER_TRACE = 1 << 32
 
 
@@ -115,13 +114,9 @@ class Slot:
         """The number of its process on the host."""
         return self.position * _NUMBERS_PER_RANK
 
-    def device_process(self, device: int) -> int:
-        """The number that stands for one of its devices."""
-        return self.host_process + 1 + device
-
     def other_process(self, index: int) -> int:
-        """The number of whatever else its trace lists as a process."""
-        return self.host_process + _FIRST_OTHER + index
+        """The number of a device, or of whatever else its trace lists as a process."""
+        return self.host_process + 1 + index
 
     def name_process(self, owner: int | str, process: int) -> str:
         """What viewers call its own process on the host, or another one that its trace lists."""

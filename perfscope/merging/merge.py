@@ -288,15 +288,11 @@ class _MovedTrace:
     def _number_process(self, event: TraceEvent) -> int:
         """A device's process is one of the device; a process of the host may have the number of a device."""
         slot, pid = self._move.slot, event.pid
-        if isinstance(pid, int) and (event.cat in _ON_DEVICE or (pid != slot.process and pid in self._move.devices)):
-            owner: int | str = f"GPU {pid}"
-            number = slot.device_process(pid)
-        else:
-            owner = pid or ""
-            known = self._processes.get(owner) or slot.other_process(len(self._processes))
-            number = slot.host_process if pid == slot.process else known
-        self._processes[owner] = number
-        return number
+        is_own = pid == slot.process
+        is_device = isinstance(pid, int) and (event.cat in _ON_DEVICE or (not is_own and pid in self._move.devices))
+        owner = f"GPU {pid}" if is_device else pid or ""
+        number = slot.host_process if is_own and not is_device else slot.other_process(len(self._processes))
+        return self._processes.setdefault(owner, number)
 
     def _number_thread(self, process: int, thread: int | str | None) -> int:
         if isinstance(thread, int):

@@ -10,9 +10,8 @@ from perfscope.constants import NS_PER_US
 from perfscope.merging.events import OVERVIEW, Slot, TraceEvent, arrow_id, name_track, to_json, to_us
 from perfscope.tables.trace import ABSENT
 
-_TRACKS_PER_RANK = 1_000
-_STEPS, _DEVICE, _PASSES, _BUBBLES, _COLLECTIVES = 0, 100, 200, 300, 400
-_MOST_DEVICES = 100
+#: Where the tracks of each kind begin among the numbers of a rank.
+_STEPS, _DEVICE, _PASSES, _BUBBLES, _COLLECTIVES = range(0, 5_000, 1_000)
 _OPERATION_ARROW = "operation of several ranks"
 #: Arrows of this module, whose ids lie below those of all traces.
 _BEFORE_ALL_TRACES = -1
@@ -42,15 +41,15 @@ def draw_overview(
     lanes = _Lanes(origin_ns, within)
     for rank in tracks.ranks:
         slot, offset_ns = slots[rank.trace], tracks.clock_of(rank.rank).offset_ns
-        first = slot.position * _TRACKS_PER_RANK
+        first = slot.host_process
         yield from lanes.draw(first + _STEPS, f"{slot.label}: steps", _draw_steps(rank, offset_ns))
         name = f"{slot.label}: device {rank.device}"
-        device = first + _DEVICE + (rank.device or 0) % _MOST_DEVICES
+        device = first + _DEVICE + (rank.device or 0) % (_PASSES - _DEVICE)
         yield from lanes.draw(device, name, _draw_states(rank, offset_ns))
         yield from lanes.draw(first + _PASSES, f"{slot.label}: passes", _draw_passes(rank, offset_ns))
     by_number = {rank.rank: slots[rank.trace] for rank in tracks.ranks if rank.rank is not None}
     for number, slot in by_number.items():
-        first = slot.position * _TRACKS_PER_RANK
+        first = slot.host_process
         bubbles = [
             _Slice("bubble", bubble.start_ns, bubble.end_ns, {"step": bubble.step})
             for bubble in tracks.bubbles
@@ -133,7 +132,7 @@ def _draw_operations(
         for rank, start_ns, end_ns in zip(operation.ranks, operation.start_ns, operation.end_ns, strict=True):
             slot = slots[rank]
             part = _Slice(_name(operation), start_ns, end_ns, _describe(operation, end_ns - start_ns))
-            track = slot.position * _TRACKS_PER_RANK + _COLLECTIVES
+            track = slot.host_process + _COLLECTIVES
             drawn_on, events = lanes.draw_slice(track, f"{slot.label}: collectives", part)
             yield from events
             if drawn_on is not None:

@@ -20,6 +20,7 @@ from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.constants import NS_PER_S
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import open_regular
+from perfscope.hooks.config import Config
 from perfscope.hooks.watch.watch import publish
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
@@ -38,8 +39,6 @@ _MOST_BYTES = 65536
 RECENT = 100
 #: Ranks that appear later, the GPUs' names and MFU are found out in each so many looks.
 _SCAN_EVERY = 8
-_STALL_NS = 60 * NS_PER_S
-_STALL_STEPS = 20
 #: A job whose ranks have all ended may start again for so long; then it is over, where nothing noted its end.
 _GONE_NS = 300 * NS_PER_S
 
@@ -357,4 +356,5 @@ class WatchedJob:
         age_ns = rank.age_ns(self.wall_ns)
         if rank.has_ended or age_ns is None or self.exit_status is not None:
             return False
-        return rank.is_stalled or age_ns > max(_STALL_NS, _STALL_STEPS * (self.step_ns(rank.rank) or rank.longest_ns()))
+        step_ns = self.step_ns(rank.rank) or rank.longest_ns()
+        return rank.is_stalled or age_ns > max(Config.stall_s * NS_PER_S, Config.stall_factor * step_ns)

@@ -29,7 +29,7 @@ REFUSED = "refused"
 
 _LONGEST_WINDOW = 1000
 #: A window begins so much later than it is asked for: every rank looks at least three times, at most 2.5 s apart.
-_MARGIN_S = 8.0
+MARGIN_S = 8.0
 _FEWEST_STEPS_AHEAD = 4
 
 
@@ -97,5 +97,5 @@ def first_step(steps: int, step_ns: float | None) -> int:
     >>> first_step(100, 0.1e9), first_step(100, 30e9)
     (181, 105)
     """
-    ahead = math.ceil(_MARGIN_S * NS_PER_S / step_ns) if step_ns else 0
+    ahead = math.ceil(MARGIN_S * NS_PER_S / step_ns) if step_ns else 0
     return steps + 1 + max(_FEWEST_STEPS_AHEAD, ahead)

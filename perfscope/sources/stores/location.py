@@ -16,7 +16,7 @@ from perfscope.errors import SourceError, UsageError
 
 _HIDDEN = "***"
 #: A text is cut here before it is searched: nobody reads more of a reason.
-_MOST_CHARACTERS = 20_000
+_MOST_CHARACTERS = 1_000
 #: What a secret is called: in connection strings, URLs that are signed, files of credentials, headers, answers in XML.
 _NAME = (
     r"[\w-]*?(?:(?:account|access|secret|api|private|storage|shared)[_-]?key(?:[_-]?id)?|credential|secret|token"
@@ -69,7 +69,6 @@ _FOREIGN = (
 _NO_CREDENTIALS = re.compile(r"(?i)credential|authentication")
 _BUCKET = re.compile(r"(?i)bucket")
 _QUERY = re.compile(r"\?[^\s'\"]*")
-_LONGEST_REASON = 300
 _NONE_GIVEN = (
     "no credentials were found; give them as the store's own tools take them (for S3: the AWS_* variables, ~/.aws; for "
     "Azure: the AZURE_STORAGE_* variables)"
@@ -87,7 +86,7 @@ def describe(error: Exception) -> str:
     if _NO_CREDENTIALS.search(type(error).__name__):
         return _NONE_GIVEN
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    reason = without_secrets(_QUERY.sub("", " ".join(str(text).split())))[:_LONGEST_REASON]
+    reason = without_secrets(_QUERY.sub("", " ".join(str(text).split())))
     if isinstance(error, FileNotFoundError):
         return "its bucket does not exist" if _BUCKET.search(reason) and "key" not in reason else "it does not exist"
     if isinstance(error, PermissionError):

@@ -122,15 +122,18 @@ def test_a_metric_that_takes_long_to_read_rests_and_the_others_keep_their_rate(m
         pass_time(0.02)
         return {"slow": 1}
 
-    clock = SimpleNamespace(
-        monotonic_ns=lambda: clock_ns, sleep=pass_time, process_time_ns=lambda: 0, time_ns=lambda: 0
-    )
+    clock = SimpleNamespace(monotonic_ns=lambda: clock_ns, process_time_ns=lambda: 0, time_ns=lambda: 0)
     monkeypatch.setattr(sampler, "time", clock)
     lines: list[dict[str, Any]] = []
     output: Any = SimpleNamespace(write=lines.append, rotate_if_full=lambda _now: None)
     device: Any = SimpleNamespace(is_lost=False, unsupported=set(), failures={})
     metrics = [sampler.Metric("slow", read_slowly, 10**8), sampler.Metric("fast", lambda _device: {"fast": 1}, 10**8)]
-    sampler._sample_while(lambda: clock_ns < 10 * 10**9, cast("Any", None), [device], metrics, output)
+
+    def goes_on(seconds: float) -> bool:
+        pass_time(seconds)
+        return clock_ns < 10 * 10**9
+
+    sampler._sample_while(goes_on, cast("Any", None), [device], metrics, output)
     rounds = [line["gpus"][0] for line in lines if "gpus" in line]
     assert sum("slow" in values for values in rounds) == pytest.approx(25, abs=3)
     assert sum("fast" in values for values in rounds) > 80
