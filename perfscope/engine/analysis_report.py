@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfscope.aggregation.tables import Grouping, aggregate
-from perfscope.engine.registry import AnswersOneQuestion, PlacesRanks, Reads, StatesSlowdown, analyzers
+from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Analysis
 from perfscope.report import Json, Report, Section
 
@@ -29,10 +29,9 @@ def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
 
 
 def _title(analysis: Analysis) -> str:
-    """The answer of the only result, where it has one in a sentence."""
     only = next(iter(analysis.results.values())) if len(analysis.results) == 1 else None
-    if isinstance(only, AnswersOneQuestion):
-        return only.in_a_sentence()
+    if only is not None and hasattr(only, "in_a_sentence"):
+        return str(only.in_a_sentence())
     title = "Where the time went"
     return f"{title}: {shlex.join(analysis.run.command)}" if analysis.run and analysis.run.command else title
 
@@ -51,8 +50,8 @@ def _sections(analysis: Analysis) -> list[Section]:
 
 def find_groupings(analysis: Analysis) -> list[Grouping]:
     """Which ranks belong together, by what the results know."""
-    placing = [result for result in analysis.results.values() if isinstance(result, PlacesRanks)]
-    groupings = [Grouping(name, labels) for name, labels in (result.groups_of_ranks() for result in placing) if labels]
+    found = [result.groups_of_ranks() for result in analysis.results.values() if hasattr(result, "groups_of_ranks")]
+    groupings = [Grouping(name, labels) for name, labels in found if labels]
     if analysis.run is not None and not any(grouping.name == _HOST for grouping in groupings):
         hosts = {rank.rank: rank.host for rank in analysis.run.ranks if rank.host}
         groupings += [Grouping(_HOST, hosts)] if len(set(hosts.values())) > 1 else []
@@ -82,14 +81,12 @@ def _reads_traces(name: str) -> bool:
 
 
 def _add_window(analysis: Analysis, name: str, data: Json) -> Json:
-    """A result's data, with the window that its times are of."""
     if not isinstance(data, dict) or not analysis.windows.times or not _reads_traces(name):
         return data
     return {**data, "window": analysis.windows.times}
 
 
 def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
-    """What window a result is of, where a run has two kinds; why windows are left out stands below device time."""
     if not _reads_traces(name):
         return ()
     reasons = analysis.windows.notes if name == "breakdown" else ()
@@ -97,9 +94,8 @@ def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
 
 
 def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
-    """A note below shares that were measured in slowed steps."""
     cost = analysis.results.get("cost")
-    if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, StatesSlowdown):
+    if name not in _SLOWED_WITH_THE_HOST or cost is None or not hasattr(cost, "largest_distortion"):
         return ()
     slowdown = cost.largest_distortion(analysis.windows.times)
     if slowdown is None:

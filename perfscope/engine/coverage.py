@@ -30,9 +30,7 @@ class TraceSummary(Struct, frozen=True, array_like=True):
     """What the coverage of a set of traces is judged by, for one trace.
 
     Attributes:
-        path: The file.
-        rank: Its rank; absent where nothing states it.
-        world_size: Ranks of the job; absent where nothing states it.
+        rank, world_size: Absent where nothing states them.
         device_events: How many things ran on devices.
         launches: How many calls launched a kernel on a device; what a capture of a graph recorded was not launched.
         launches_without_event: How many of them have no device event.
@@ -86,12 +84,11 @@ def summarize(trace: Trace) -> TraceSummary:
 
 
 def _are_calls(trace: Trace, pattern: re.Pattern[str]) -> Bool:
-    """Which calls have a name that the pattern finds."""
     return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
 
 
 def _in_capture(trace: Trace) -> Bool:
-    """Which calls a thread made while it recorded a graph: they run when the graph is launched, and not before."""
+    """Which calls a thread made while it recorded a graph: they run when the graph is launched."""
     begins, ends = _are_calls(trace, _CAPTURE_BEGINS), _are_calls(trace, _CAPTURE_ENDS)
     inside = np.zeros(len(begins), np.bool_)
     if not begins.any() and not ends.any():

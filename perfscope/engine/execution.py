@@ -28,12 +28,9 @@ _SCHEDULER_ENDED = "the Dask scheduler ended before every trace was measured"
 
 
 class Execution(Struct, frozen=True):
-    """How the map step is executed.
+    """How the map step is executed: in ``workers`` processes (1: in this one), or on Dask.
 
-    Attributes:
-        workers: How many processes measure traces; 1 measures them in this one. A cluster has workers of its own.
-        dask: Address of the scheduler of a Dask cluster.
-        shows_progress: Whether standard error shows how far the reading is.
+    ``dask`` is the address of a cluster's scheduler, which has workers of its own.
     """
 
     workers: int = 1
@@ -98,8 +95,6 @@ def measure_in_processes(measure: Measure, traces: Sequence[TraceFiles], workers
 def measure_on_dask(measure: Measure, traces: Sequence[TraceFiles], scheduler: str) -> Iterator[MeasuredTrace]:
     """Measure every trace on the cluster of a scheduler; the answers come in any order.
 
-    Dask measures a trace whose worker died elsewhere, some times.
-
     Raises:
         PerfscopeError: The scheduler ended.
         UsageError: Dask is not installed, the cluster cannot be reached, or its workers have no perfscope.
@@ -120,42 +115,28 @@ def measure_on_dask(measure: Measure, traces: Sequence[TraceFiles], scheduler: s
 
 
 def _answers_of_dask(client: Client, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
-    from distributed import KilledWorker, as_completed, wait  # they are there: their client is in use
+    from distributed import KilledWorker, as_completed  # they are there: their client is in use
 
-    def reason_of(future: DaskFuture) -> tuple[str, ...] | None:
-        """Why a trace could not be measured; None where its worker was killed.
-
-        Raises:
-            PerfscopeError: The scheduler ended.
-            UsageError: The workers have no perfscope, or another one.
-        """
+    def reason_of(future: DaskFuture) -> tuple[str, ...]:
         if future.status != "error":
             raise PerfscopeError(_SCHEDULER_ENDED)
         error = future.exception()
         if isinstance(error, (ImportError, AttributeError)):
             hint = "install the same version of perfscope-toolkit where the workers run"
             raise UsageError(f"the workers of the cluster cannot run perfscope: {error}", hint=hint)
-        return None if isinstance(error, KilledWorker) else (f"{type(error).__name__}: {error}",)
+        # Dask measures a trace whose worker died elsewhere, some times.
+        return () if isinstance(error, KilledWorker) else (f"{type(error).__name__}: {error}",)
 
     if not client.scheduler_info()["workers"]:
         write_message("the cluster has no worker yet; waiting for one (Ctrl-C ends this)")
     futures = [client.submit(measure, files, pure=False) for files in traces]
     running = {future.key: files for future, files in zip(futures, traces, strict=True)}
-    suspects = []
     for future in as_completed(futures):
         files = running.pop(future.key)
         if future.status == "finished":
             yield future.result()
-        elif (reason := reason_of(future)) is None:
-            suspects.append(files)
         else:
-            yield could_not_be_measured(files, *reason)
-    for files in suspects:  # nothing else runs: whatever dies now, died of it
-        future = client.submit(measure, files, pure=False)
-        wait([future])
-        yield (
-            future.result() if future.status == "finished" else could_not_be_measured(files, *(reason_of(future) or ()))
-        )
+            yield could_not_be_measured(files, *reason_of(future))
 
 
 def available_processors() -> int:

@@ -124,7 +124,6 @@ def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
 
 
 def _partners(light: str) -> list[str]:
-    """The names of the traces that were measured with a light window."""
     try:
         return [identity.name for identity in read_partials(partials_path(light)).traces[1:]]
     except Refused:

@@ -7,7 +7,7 @@ without it, its partials are all that there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial as bind
 from pathlib import Path
@@ -42,42 +42,33 @@ _STAYED = "their traces stayed on the hosts, without partials that can be taken"
 Mergers: TypeAlias = Mapping[str, Callable[[Partial, Partial], Partial] | None]
 
 
-class OnDemand:
+class OnDemand(Struct):
     """The partials that only a derived result may ask for, such as the graphs that findings replay.
 
     Where a trace is read anyway they are measured with it; where its partials stand in for it, it is read when they are
     asked for. What goes wrong with them is said only then, so that an answer is the same either way.
 
-    Args:
+    Attributes:
         name: The analyzer.
         answers: What was measured of all traces, in their order.
-        postponed: Those of them that were not read for it.
-        measure: Reads them for it, and answers in any order.
+        measure: Reads those that were not read for it, and answers in any order.
+        damage: What went wrong; empty before they are asked for.
     """
 
-    def __init__(
-        self,
-        name: str,
-        answers: Sequence[MeasuredTrace],
-        postponed: Sequence[TraceFiles],
-        measure: Callable[[Sequence[TraceFiles]], Iterable[MeasuredTrace]],
-    ) -> None:
-        self._name, self._answers, self._postponed, self._measure = name, answers, postponed, measure
-        self._partials: list[Partial] | None = None
-        self.damage: list[str] = []
+    name: str
+    answers: Sequence[MeasuredTrace]
+    measure: Callable[[], Iterable[MeasuredTrace]]
+    damage: list[str] = field(default_factory=list)
 
-    def __call__(self) -> Sequence[Partial]:
+    def partials(self) -> Sequence[Partial]:
         """The partials, in the order of the traces; none where one cannot be measured, which is damage then."""
-        if self._partials is None:
-            later = {answer.path: answer for answer in self._measure(self._postponed)} if self._postponed else {}
-            answers = [later.get(answer.path, answer) for answer in self._answers]
-            unread = [line for answer in later.values() if answer.summary is None for line in answer.damage]
-            failed = [answer.failed[self._name] for answer in answers if self._name in answer.failed]
-            self.damage = [*unread, *failed]
-            # A replay of some ranks alone would say something else.
-            found = [answer.partials[self._name] for answer in answers if self._name in answer.partials]
-            self._partials = [] if self.damage else found
-        return self._partials
+        later = {answer.path: answer for answer in self.measure()}
+        answers = [later.get(answer.path, answer) for answer in self.answers]
+        unread = [line for answer in later.values() if answer.summary is None for line in answer.damage]
+        self.damage = [*unread, *(answer.failed[self.name] for answer in answers if self.name in answer.failed)]
+        # A replay of some ranks alone would say something else.
+        found = [answer.partials[self.name] for answer in answers if self.name in answer.partials]
+        return [] if self.damage else found
 
 
 class Measurements(Struct):
@@ -91,7 +82,7 @@ class Measurements(Struct):
         windows: Which windows they are of.
         notes: What a reader should know of partials that were not taken, as sentences.
         lacking: How many traces that are not at hand have nothing stored for an analyzer, by its name.
-        on_demand: The partials of analyzers whose own results nobody wants.
+        on_demand: The partials of analyzers whose own results nobody wants, with their own damage.
         lost_device_events: Whether every trace is of a GPU, and was cut off before its events.
     """
 
@@ -107,11 +98,7 @@ class Measurements(Struct):
 
     def later(self, name: str) -> Callable[[], Sequence[Partial]]:
         """What gives the partials of an analyzer where they are asked for."""
-        return self.on_demand.get(name) or (lambda: self.partials.get(name, ()))
-
-    def damage_in_all(self) -> list[str]:
-        """What is wrong with the traces, and with partials that were asked for."""
-        return [*self.damage, *(line for partials in self.on_demand.values() for line in partials.damage)]
+        return self.on_demand[name].partials if name in self.on_demand else (lambda: self.partials.get(name, ()))
 
     def why_lacking(self, analyzer: str) -> str | None:
         """Why an analyzer has no partials of some traces; None where it has those of all."""
@@ -121,10 +108,9 @@ class Measurements(Struct):
 
 
 class _Answers(Struct):
-    """The answers for all traces.
+    """The answers for all traces, in the order of the files.
 
     Attributes:
-        traces: They, in the order of the files.
         merged: The partials of all traces, of analyzers whose partials can be merged.
         postponed: The traces whose partials are all there but for those that are asked for on demand.
         refused: The files of partials that were not taken, by the reason.
@@ -138,7 +124,6 @@ class _Answers(Struct):
     lacking: dict[str, int] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
-        """What a reader should know of partials that were not taken, as sentences."""
         return [
             f"{paths[0]} {reason}: its trace is read"
             if len(paths) == 1
@@ -147,22 +132,13 @@ class _Answers(Struct):
         ]
 
     def partials_of(self, name: str) -> Sequence[Partial]:
-        """An analyzer's partials, in the order of the traces; one where they were merged."""
         if name in self.merged:
             return [self.merged[name]]
         return [measured.partials[name] for measured in self.traces if name in measured.partials]
 
 
 class _Request(NamedTuple):
-    """What is asked for.
-
-    Attributes:
-        inputs: The traces.
-        task: What is measured.
-        on_demand: Analyzers that no trace is read for alone.
-        mergers: What merges partials as they arrive.
-        is_fresh: Whether the traces are read even where their partials are at hand.
-    """
+    """What is asked for: see ``measure_traces``. No trace is read for the analyzers ``on_demand`` alone."""
 
     inputs: Inputs
     task: MeasureTask
@@ -171,7 +147,6 @@ class _Request(NamedTuple):
     is_fresh: bool
 
     def read_metadata(self, path: str) -> TraceMetadata | None:
-        """What the hooks wrote into a trace: as its partials say where they can be taken, else as the trace says."""
         is_absent = path in self.inputs.absent
         hooks = None
         if is_absent or not self.is_fresh:
@@ -182,7 +157,6 @@ class _Request(NamedTuple):
         return read_metadata(path) if hooks is None and not is_absent else hooks
 
     def take(self, files: TraceFiles) -> tuple[MeasuredTrace, tuple[str, ...]] | Refused:
-        """What partials say of a trace, and the analyzers for which they say nothing; or why they are not taken."""
         # A rule of the user's changes the rank of a trace that states none, which partials do not tell.
         is_ruled = self.task.rank_rule != RANK_IN_FILE_NAME
         if files.path not in self.inputs.absent and (self.is_fresh or is_ruled):
@@ -199,14 +173,8 @@ def measure_traces(
     """Measure every trace, or take its partials; one that cannot be read is damage.
 
     Where the windows of a pair cannot be matched, no pair is used: the times of ranks are compared with each other.
-
-    Args:
-        inputs: The traces.
-        execution: Where they are measured.
-        task: What is measured.
-        chosen: The analyzers whose results are wanted: the partials of some can be merged as they arrive. Those of
-            the task's other analyzers are there on demand.
-        is_fresh: Whether the traces are read even where their partials are at hand.
+    Those of the task's analyzers whose results are not ``chosen`` are there on demand. ``is_fresh`` reads traces also
+    where their partials are at hand.
     """
     on_demand = frozenset(task.analyzers) - {analyzer.measured_by for analyzer in chosen}
     request = _Request(inputs, task, on_demand, {}, is_fresh)
@@ -224,21 +192,17 @@ def measure_traces(
     for name in answers.lacking:  # those of some ranks alone would say something else
         measurements.partials[name] = []
     for name in on_demand - answers.lacking.keys():
-        again = bind(_measure_later, execution, task_for_some(task, (name,)))
-        measurements.on_demand[name] = OnDemand(name, answers.traces, answers.postponed, again)
+        again = bind(_measure_later, execution, task_for_some(task, (name,)), answers.postponed)
+        measurements.on_demand[name] = OnDemand(name, answers.traces, again)
     return measurements
 
 
-def _measure_later(execution: Execution, task: MeasureTask, files: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
-    return execution.map(measuring(task), files)
+def _measure_later(execution: Execution, task: MeasureTask, files: Sequence[TraceFiles]) -> Iterable[MeasuredTrace]:
+    return execution.map(measuring(task), files) if files else ()
 
 
 def _answer(request: _Request, execution: Execution, files: Sequence[TraceFiles]) -> _Answers:
-    """Answer for every trace, by its partials where they can be taken, else by measuring it.
-
-    Raises:
-        UsageError: The execution cannot start.
-    """
+    """Answer for every trace, by its partials where they can be taken, else by measuring it."""
     answers = _Answers()
     by_path: dict[str, MeasuredTrace] = {}
     to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}

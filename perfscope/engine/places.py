@@ -24,7 +24,7 @@ class FilePlaces:
     """Where the files of some locations are now.
 
     Attributes:
-        paths: A path for each location, in their order; of one on this machine the one that was typed.
+        paths: A path for each location, in their order.
         urls: The URL of each copy, by its path.
         damage: The files that could not be copied, as sentences.
     """
@@ -74,9 +74,7 @@ def at_hand(
 ) -> Iterator[FilePlaces]:
     """Files of locations on this machine; errors that are raised meanwhile name URLs, too.
 
-    Args:
-        locations: Paths and URLs, of files or of folders.
-        is_wanted: Whether a file in a folder behind a URL is read, by its name relative to the folder.
+    ``is_wanted`` tells which files in a folder behind a URL are read, by their names relative to the folder.
 
     Raises:
         SourceError: What a URL names does not exist, cannot be listed, or does not fit on the disk.

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, get_type_hints, runtime_checkable
+from typing import TYPE_CHECKING, TypeAlias, get_type_hints
 
 from msgspec import Struct
 
 from perfscope.errors import MissingInput
-from perfscope.report import Json, Section
+from perfscope.result import Result
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 
 if TYPE_CHECKING:
-    from perfscope.tables.ceiling import Ceiling
     from perfscope.tables.run import Run
 
 ENTRY_POINTS = "perfscope.analyzers"
@@ -28,73 +27,6 @@ DEFAULT_DEPTH = 3
 
 #: What an analyzer keeps of one trace: any value that can be pickled. Only the analyzer's own module looks into it.
 Partial: TypeAlias = object
-
-
-class AnalyzerResult(Protocol):
-    """What an analyzer returns: a frozen value that writes itself as data and as text for people."""
-
-    def data(self) -> Json:
-        """The value of ``results.<name>`` in JSON."""
-        ...
-
-    def sections(self) -> tuple[Section, ...]:
-        """The sections of the report."""
-        ...
-
-
-@runtime_checkable
-class AnswersOneQuestion(Protocol):
-    """A result that is one answer."""
-
-    def in_a_sentence(self) -> str:
-        """The answer in a sentence."""
-        ...
-
-
-@runtime_checkable
-class StatesDamage(Protocol):
-    """A result that knows what of its inputs is missing or damaged."""
-
-    @property
-    def damage(self) -> tuple[str, ...]:
-        """What is, as sentences."""
-        ...
-
-
-@runtime_checkable
-class StatesSlowdown(Protocol):
-    """A result that states how much windows slowed the steps that their traces are of."""
-
-    def largest_distortion(self, activities: str) -> float | None:
-        """The largest slowdown that makes windows of some activities unrepresentative; None where there is none."""
-        ...
-
-
-@runtime_checkable
-class ShowsLevels(Protocol):
-    """A result whose tables show as many levels of a tree as are asked for."""
-
-    def with_depth(self, depth: int) -> AnalyzerResult:
-        """The same with as many levels in its tables."""
-        ...
-
-
-@runtime_checkable
-class UsesCeiling(Protocol):
-    """A result that compares with what a machine attains at best."""
-
-    def with_ceiling(self, ceiling: Ceiling) -> AnalyzerResult:
-        """The same against a measured ceiling."""
-        ...
-
-
-@runtime_checkable
-class PlacesRanks(Protocol):
-    """A result that knows which ranks belong together."""
-
-    def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
-        """What a group is called, such as ``host``, and the group of each rank; none where it does not know."""
-        ...
 
 
 class Reads(Enum):
@@ -108,6 +40,10 @@ class Reads(Enum):
 class Analyzer(Struct, frozen=True):
     """One analyzer: its name and its module, which is imported when it is needed.
 
+    A result may have more: ``damage`` of its inputs in sentences, ``in_a_sentence()``, ``groups_of_ranks()`` (what a
+    group is called, and that of each rank), ``with_depth(levels)`` of its tables, ``with_ceiling(ceiling)``, and
+    ``largest_distortion(activities)`` by which windows slowed their steps.
+
     Attributes:
         name: Its key in ``results``.
         module: The module's full name. Which functions it has depends on ``reads``:
@@ -120,16 +56,13 @@ class Analyzer(Struct, frozen=True):
 
             ``analyze`` raises MissingInput to be listed as skipped. A module may have ``merge(Partial, Partial) ->
             Partial``; then the driver merges the partials in any order, and keeps only the merged one.
-        reads: Its inputs.
         needs: The events that it needs of a trace; other tables may be empty.
         needs_without_device: The events that it needs besides, of a trace without device events.
         partials_of: The analyzer whose partials it reduces, where its module has no ``measure``.
-        is_default: Whether it runs where no analyzer is named; one with large partials, or that reads much more of a
-            trace, runs only where it is named.
+        is_default: Whether it runs where no analyzer is named.
         recorded_by: The option of `perfscope profile` with which a run records what it needs: there it runs, too.
         kind_module: A module with the type of its partials, where that of ``measure`` does not import it.
-        varies_with: Kinds of events that change its partial where they are read, besides those that it needs and the
-            grids of kernels, which are always read.
+        varies_with: Kinds of events that change its partial where they are read, besides those that it needs.
         is_stored: Whether its partials are small enough to be stored beside the trace.
     """
 
@@ -163,13 +96,9 @@ class Analyzer(Struct, frozen=True):
         """The function that merges two partials, where the module has one."""
         return getattr(self._load(), "merge", None)
 
-    def analyze(self, run: Run | None, partials: Sequence[Partial]) -> AnalyzerResult:
-        """Reduce the partials, or analyze the run.
-
-        Raises:
-            MissingInput: There is no run and it needs one, or the module misses something else.
-        """
-        result: AnalyzerResult
+    def analyze(self, run: Run | None, partials: Sequence[Partial]) -> Result:
+        """Reduce the partials, or analyze the run; MissingInput where it needs a run, or something else."""
+        result: Result
         if self.reads is Reads.TRACES:
             result = self._load().analyze(partials)
         elif run is None:
@@ -190,6 +119,9 @@ FINDINGS, FINDINGS_MODULE = "findings", "perfscope.analyzers.findings"
 #: The analyzer that measures these graphs, also where it is not chosen.
 REPLAY = "whatif"
 
+_WITH_TIMES = BASIC_EVENTS | Events.OPERATOR_TIMES
+_WITH_SHAPES = BASIC_EVENTS | Events.OPERATORS | Events.SHAPES
+
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
@@ -206,14 +138,12 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS | Events.FRAMES),
     Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
-    Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES),
+    Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=_WITH_TIMES),
     Analyzer("calls", "perfscope.analyzers.calls", Reads.TRACES, needs=BASIC_EVENTS | Events.CALLERS),
     Analyzer("optimizer", "perfscope.analyzers.optimizer", Reads.TRACES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES, varies_with=Events.OPERATORS),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
-    Analyzer(
-        "collectives", "perfscope.analyzers.collectives", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES
-    ),
+    Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES, needs=_WITH_TIMES),
     Analyzer("stragglers", "perfscope.analyzers.stragglers.traces", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer(
@@ -227,7 +157,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "modules",
         "perfscope.analyzers.modules",
         Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATORS | Events.SEQUENCES | Events.SHAPES,
+        needs=_WITH_SHAPES | Events.SEQUENCES,
         is_default=False,
         recorded_by="modules",
     ),
@@ -235,30 +165,19 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "roofline",
         "perfscope.analyzers.roofline",
         Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATORS | Events.SHAPES,
+        needs=_WITH_SHAPES,
         is_default=False,
         recorded_by="shapes",
     ),
+    Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, is_default=False, is_stored=False),
     Analyzer(
-        "whatif",
-        "perfscope.analyzers.whatif",
-        Reads.TRACES,
-        is_default=False,
-        is_stored=False,
-    ),
-    Analyzer(
-        "timeline",
-        "perfscope.analyzers.timeline",
-        Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
-        is_default=False,
-        is_stored=False,
+        "timeline", "perfscope.analyzers.timeline", Reads.TRACES, needs=_WITH_TIMES, is_default=False, is_stored=False
     ),
     Analyzer(
         "budget",
         "perfscope.analyzers.budget",
         Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
+        needs=_WITH_TIMES,
         varies_with=Events.OPERATORS,
         is_default=False,
     ),

@@ -26,16 +26,13 @@ from perfscope.engine.registry import (
     FINDINGS_MODULE,
     REPLAY,
     Analyzer,
-    AnalyzerResult,
     Reads,
-    ShowsLevels,
-    StatesDamage,
-    UsesCeiling,
     analyzers,
 )
 from perfscope.engine.tasks import MeasureTask, measuring_analyzers
 from perfscope.engine.windows import WindowUse
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
+from perfscope.result import Result
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
@@ -67,17 +64,15 @@ class Analysis(Struct, frozen=True):
 
     Attributes:
         inputs: The files and folders that were read.
-        results: Each analyzer's result by its name.
         skipped: The analyzers without a result.
         inapplicable: The analyzers that this training gives nothing to, with the reason; no report lists them.
         notes: How the traces were read, where that is worth a word, as sentences; they change no result.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
-        run: The run, where one was given.
         windows: Which windows the figures of the traces are of.
     """
 
     inputs: Sequence[str]
-    results: dict[str, AnalyzerResult]
+    results: dict[str, Result]
     skipped: tuple[Skipped, ...]
     damage: tuple[str, ...]
     run: Run | None
@@ -90,7 +85,6 @@ class Plan(Struct, frozen=True):
     """How to analyze.
 
     Attributes:
-        execution: How the map step is executed.
         only: Names of the analyzers to run; all of them where it is empty.
         besides: Extra analyzers to run; they do not affect other results.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
@@ -117,14 +111,7 @@ _EVERYTHING = Plan()
 
 
 class MeasuredRun(Struct, Generic[_P], frozen=True):
-    """What one analyzer measured of every trace.
-
-    Attributes:
-        run: The run, where one was given.
-        partials: The analyzer's partials, in the order of the traces.
-        damage: What is missing or damaged, as sentences.
-        windows: Which windows they are of.
-    """
+    """What one analyzer measured of every trace, in their order; ``damage`` is sentences."""
 
     run: Run | None
     partials: list[_P]
@@ -155,7 +142,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     measurements = _measure(inputs, plan, chosen, _needed_by_findings(plan.only, chosen, len(inputs.traces)))
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
-    results: dict[str, AnalyzerResult] = {}
+    results: dict[str, Result] = {}
     skipped: list[Skipped] = []
     inapplicable: list[Skipped] = []
     run = None if inputs.run is None else replace(inputs.run, stated=plan.stated)
@@ -182,8 +169,9 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     others = {name: result for name, result in results.items() if name not in besides}
     results = _with_findings(others, plan.only, measurements) | besides
     results = {name: _with_options(result, plan) for name, result in results.items()}
-    damage = [*(inputs.run.damage if inputs.run else ()), *inputs.missing_traces(), *measurements.damage_in_all()]
-    damage += [line for result in results.values() if isinstance(result, StatesDamage) for line in result.damage]
+    damage = [*(inputs.run.damage if inputs.run else ()), *inputs.missing_traces(), *measurements.damage]
+    damage += [line for partials in measurements.on_demand.values() for line in partials.damage]
+    damage += [line for result in results.values() for line in getattr(result, "damage", ())]
     return Analysis(
         inputs=inputs.paths,
         results=results,
@@ -200,13 +188,13 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     )
 
 
-def _with_options(result: AnalyzerResult, plan: Plan) -> AnalyzerResult:
-    """A result as the plan wants its tables, and what it is compared with."""
-    if plan.depth is not None and isinstance(result, ShowsLevels):
-        return result.with_depth(plan.depth)
-    if plan.ceiling is not None and isinstance(result, UsesCeiling):
-        return result.with_ceiling(plan.ceiling)
-    return result
+def _with_options(result: Result, plan: Plan) -> Result:
+    wanted = result
+    if plan.depth is not None and hasattr(result, "with_depth"):
+        wanted = result.with_depth(plan.depth)
+    elif plan.ceiling is not None and hasattr(result, "with_ceiling"):
+        wanted = result.with_ceiling(plan.ceiling)
+    return wanted
 
 
 def _has_findings(only: frozenset[str]) -> bool:
@@ -214,20 +202,17 @@ def _has_findings(only: frozenset[str]) -> bool:
 
 
 def _needed_by_findings(only: frozenset[str], chosen: Sequence[Analyzer], traces: int) -> list[Analyzer]:
-    """The analyzer that measures the traces for findings alone."""
     if traces > _MOST_TRACES or not _has_findings(only):
         return []
     return [analyzer for analyzer in analyzers() if analyzer.name == REPLAY and analyzer not in chosen]
 
 
 def _why_without_replay(only: frozenset[str], measurements: Measurements) -> list[str]:
-    """Why findings lack the graphs that they would replay, as a sentence."""
     reason = measurements.why_lacking(REPLAY) if _has_findings(only) else None
     return [f"{FINDINGS} rest on no {REPLAY}, which {reason}"] if reason else []
 
 
-def _why_not_replayed(results: Mapping[str, AnalyzerResult], traces: int) -> list[str]:
-    """That findings of very many ranks rest on measured times alone, as a sentence."""
+def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
     if FINDINGS not in results or traces <= MANY_RANKS:
         return []
     return [
@@ -236,13 +221,11 @@ def _why_not_replayed(results: Mapping[str, AnalyzerResult], traces: int) -> lis
     ]
 
 
-def _with_findings(
-    results: dict[str, AnalyzerResult], only: frozenset[str], measurements: Measurements
-) -> dict[str, AnalyzerResult]:
+def _with_findings(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
     """The results that are asked for, after the findings that follow from them."""
     if not _has_findings(only):
         return results
-    findings: AnalyzerResult | None = import_module(FINDINGS_MODULE).derive(results, measurements.later(REPLAY))
+    findings: Result | None = import_module(FINDINGS_MODULE).derive(results, measurements.later(REPLAY))
     shown = {name: result for name, result in results.items() if FINDINGS not in only or name in only}
     return shown if findings is None else {FINDINGS: findings} | shown
 
@@ -255,13 +238,7 @@ def _trained_without_gpu(run: Run | None) -> bool:
 def measure_with(
     name: str, partial_type: type[_P], paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING
 ) -> MeasuredRun[_P]:
-    """Measure every trace with one analyzer, for a command that reduces the partials itself.
-
-    Args:
-        name: The analyzer.
-        partial_type: The type of its partials.
-        paths: One run's folder, or traces.
-        plan: How to measure; its ``only`` does not count.
+    """Measure every trace with one analyzer, for a command that reduces its partials of a type itself.
 
     Raises:
         MissingInput: It needs traces that are not at hand.
@@ -280,11 +257,7 @@ def measure_with(
 
 
 def require_analyzers(names: frozenset[str]) -> None:
-    """Check names of analyzers.
-
-    Raises:
-        UsageError: One does not exist.
-    """
+    """Raise UsageError where one of these does not exist."""
     _choose(names)
 
 
@@ -306,7 +279,6 @@ def _choose(
 
 
 def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Sequence[Analyzer] = ()) -> Measurements:
-    """Measure every trace, if an analyzer reads traces; those beside the chosen ones make do with the same events."""
     names = frozenset(measuring_analyzers((*chosen, *beside)))
     if not names or not inputs.traces:
         return Measurements()
@@ -324,11 +296,7 @@ def _task(plan: Plan, names: tuple[str, ...]) -> MeasureTask:
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:
-    """Traces alone are nothing to analyze where none can be read.
-
-    Raises:
-        SourceError: None can.
-    """
+    """Traces alone are nothing to analyze where none can be read: raise SourceError."""
     if measurements.readable:
         return
     if measurements.damage:
@@ -337,7 +305,7 @@ def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:
     raise SourceError(inputs.locations[0], "contains no trace of torch.profiler")
 
 
-def _reduce(analyzer: Analyzer, run: Run | None, measurements: Measurements) -> AnalyzerResult:
+def _reduce(analyzer: Analyzer, run: Run | None, measurements: Measurements) -> Result:
     if analyzer.reads is Reads.TRACES and not measurements.readable:
         raise MissingInput("no trace could be read" if measurements.damage else "the run contains no trace")
     reason = measurements.why_lacking(analyzer.measured_by)

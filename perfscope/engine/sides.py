@@ -18,7 +18,6 @@ from perfscope.analyzers.compare.side import (
 )
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import summarize_log
-from perfscope.constants import MIB
 from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError
@@ -34,7 +33,6 @@ _OF_TRACES = frozenset(("budget",))
 _SCHEMA = b'"perfscope/'
 #: The schema is the first key of what perfscope saves.
 _HEAD_BYTES = 200
-_LARGEST_SAVED = 256 * MIB
 _SEPARATOR = ","
 _ANY = Plan()
 
@@ -143,11 +141,9 @@ def read_saved(path: Path) -> Side:
     """Read a baseline.
 
     Raises:
-        SourceError: It is too large, or not complete JSON.
+        SourceError: It is not complete JSON.
         PerfscopeError: It is of another schema or version, or damaged.
     """
-    if path.stat().st_size > _LARGEST_SAVED:
-        raise SourceError(path, f"is larger than {_LARGEST_SAVED // MIB} MiB", hint="is it a saved result?")
     try:
         data = msgspec.json.decode(path.read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError):

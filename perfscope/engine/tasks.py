@@ -25,10 +25,9 @@ _KILLED = "its worker was killed, perhaps because memory ran out"
 
 
 class MeasureTask(Struct, frozen=True):
-    """What to measure in every trace.
+    """What the analyzers of some names measure in every trace.
 
     Attributes:
-        analyzers: Names of the analyzers that measure traces.
         extra_events: Events to read besides those that the analyzers need.
         rank_rule: How the rank of a trace that does not state it is found.
         extra_without_device: Events to read besides of a trace without device events.
@@ -46,12 +45,10 @@ class MeasuredTrace(Struct, frozen=True, array_like=True):
     """One trace after the map step.
 
     Attributes:
-        path: The file.
         summary: What its coverage is judged by; absent where it could not be read.
         damage: What is lost or doubtful, as sentences; the reason, where it could not be read.
         is_no_trace: The file is something else than a trace.
         mismatch: Why the two windows that it is of cannot be matched; it is not measured then.
-        mismatched_rank: Its rank, where it is stated.
         activities: What its times are of: see ``Trace``.
         partials: Each analyzer's partial by its name; an analyzer that finds nothing of interest has none.
         failed: Analyzers that could not measure it, each with a sentence that says why.

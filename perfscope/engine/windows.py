@@ -25,21 +25,16 @@ if TYPE_CHECKING:
 #: What gives the metadata that the hooks wrote into a trace; None where there is none.
 ReadMetadata: TypeAlias = "Callable[[str], TraceMetadata | None]"
 
-
-#: Light windows, and those with operators.
-_KINDS = 2
-#: Threads that read small files, how many files they read ahead, and of how many they are worth it.
-_READERS, _AHEAD, _FEWEST_IN_THREADS = 8, 256, 16
+#: Threads that read small files, and how many files they read ahead: partials of all ranks would fill the memory.
+_READERS, _AHEAD = 8, 256
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
 class TraceFiles(Struct, frozen=True):
-    """The files that are measured as one trace.
+    """The files that are measured as one trace: the times of ``path`` count.
 
-    Attributes:
-        path: The file whose times count.
-        operators: The trace of the window with operators, where ``path`` is that of a light window.
+    ``operators`` is the trace of the window with operators, where ``path`` is that of a light window.
     """
 
     path: str
@@ -95,8 +90,6 @@ class WindowUse(Struct, frozen=True):
 
 
 class _Window(NamedTuple):
-    """A window: its process, the number of its first step, and its trace."""
-
     rank: int | None
     process: str
     first_step: int
@@ -125,7 +118,7 @@ class _ProcessWindows(Struct):
 
 def read_each(read: Callable[[_Item], _Answer], items: Sequence[_Item]) -> Iterator[_Answer]:
     """What ``read`` gives for each item, in their order; of many it is called in threads, for stores and networks."""
-    if len(items) < _FEWEST_IN_THREADS:
+    if len(items) <= _READERS:
         yield from map(read, items)
         return
     with ThreadPoolExecutor(_READERS) as readers:
@@ -136,14 +129,11 @@ def read_each(read: Callable[[_Item], _Answer], items: Sequence[_Item]) -> Itera
 def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = read_metadata) -> WindowPlan:
     """Put the traces of each process together.
 
-    Args:
-        traces: The traces.
-        run: The run that they are of; it may have recorded their windows.
-        read: Reads what the hooks wrote into a trace that no run recorded.
+    ``read`` reads what the hooks wrote into a trace that no run recorded.
     """
     windows = tuple(_describe(traces, run, read))
     alone = tuple(TraceFiles(path) for path in traces)
-    if len({window.is_light for window in windows}) < _KINDS:
+    if len({window.is_light for window in windows}) <= 1:
         return WindowPlan(alone, alone)
     processes = _group(windows)
     is_light = {window.path for process in processes for window in process.light}
@@ -173,7 +163,7 @@ def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = re
 
 
 def describe_events_without_twin(summaries: Sequence[TraceSummary]) -> list[str]:
-    """How many device events of light windows the windows with operators do not have, as a sentence; none where all."""
+    """How many device events of light windows have no twin, as a sentence; none where all have."""
     differing = [summary for summary in summaries if summary.without_twin]
     if not differing:
         return []
