@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
 from perfscope.report import Column, Json, Report, Section
 from tests.conftest import ROOT
 
@@ -38,12 +34,6 @@ def report_of(ranks: int, last: float = 1.5) -> Report:
     columns = (Column("Rank"), Column("Time (ms)"), Column("Cause"))
     section = Section("Times", columns, rows[:2], every=rows, is_aggregated=True)
     return Report("Title", {"schema": "x", "results": {"a": {"ranks": entries}}}, (section,), ("a doubt",))
-
-
-@pytest.mark.parametrize("chosen", [None, *Format])
-@pytest.mark.parametrize("ranks", [0, 1, RANKS])
-def test_the_output_is_the_text(chosen: Format | None, ranks: int) -> None:
-    assert Outcome(report_of(ranks), chosen).output() == render(report_of(ranks), chosen or Format.MARKDOWN)
 
 
 def started(last: float) -> subprocess.Popen[bytes]:

@@ -45,7 +45,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_no_worker_outlives_its_parent(number: signal.Signals, method: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -110,10 +110,9 @@ def send_much_and_die(seconds: float) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("seconds", [0.2, 0.35, 0.5])
-def test_a_worker_that_is_killed_while_it_answers_is_noticed(seconds: float) -> None:
+def test_a_worker_that_is_killed_while_it_answers_is_noticed() -> None:
     with start_workers(2) as pool:
-        answer = pool.submit(send_much_and_die, seconds)
+        answer = pool.submit(send_much_and_die, 0.35)
         with suppress(BrokenProcessPool):
             assert len(answer.result(timeout=30)) == 300_000_000
         time.sleep(1)

@@ -68,12 +68,6 @@ def test_a_rank_that_never_reported_is_named(run: Path) -> None:
     assert document["results"]["steps"]["tokens_per_s"] is None
 
 
-def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
-    ended = perfscope("analyze", tmp_path / "nowhere", cwd=tmp_path)
-    assert (ended.code, ended.stdout) == (1, "")
-    assert ended.stderr.strip().endswith("nowhere does not exist")
-
-
 def test_a_trace_is_analyzed_without_loading_what_it_does_not_need(tmp_path: Path) -> None:
     trace = ROOT / "fixtures" / "traces" / "gloo2" / "rank0.pt.trace.json.gz"
     program = (
@@ -102,10 +96,3 @@ def test_two_runs_are_answered_for_each_apart_and_the_same_run_once(tmp_path: Pa
     assert both["warnings"] == single.pop("warnings") == []
     assert both["analyses"][0] == single
     assert both["analyses"][1]["results"] == json.loads(perfscope(*words, other, cwd=tmp_path).stdout)["results"]
-
-
-def test_the_command_of_the_title_is_quoted_for_a_shell(run: Path) -> None:
-    description = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(description | {"command": ["python", "my train.py", "--x=$HOME"]}))
-    title = perfscope("analyze", "--only", "steps", run, cwd=run.parent).stdout.splitlines()[0]
-    assert title == "# Where the time went: python 'my train.py' '--x=$HOME'"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.commands.profile.completion import compress, compress_run
+from perfscope.commands.profile.completion import compress_run
 
 _TRACE = Path("fixtures/traces/single/rank0.pt.trace.json.gz")
 
@@ -51,14 +51,6 @@ def test_traces_and_histories_of_memory_are_compressed(run_dir: Path, text: byte
         assert not stream.unused_data
     compress_run(run_dir)
     assert len(files(run_dir)) == 4
-
-
-@pytest.mark.parametrize("content", [b"", b"{"])
-def test_files_that_hardly_hold_anything_are_compressed(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.pt.trace.json"
-    path.write_bytes(content)
-    compress(path)
-    assert gzip.decompress((tmp_path / "a.pt.trace.json.gz").read_bytes()) == content
 
 
 def test_on_a_full_disk_everything_stays_as_it_is(run_dir: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.commands import doctor
-from perfscope.commands.doctor import CheckVerdict, fail, ok
-from perfscope.renderers import Format
+from perfscope.commands.doctor import CheckVerdict
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
 
@@ -43,17 +41,6 @@ def test_every_part_is_checked_and_nothing_is_left_behind(tmp_path: Path) -> Non
     for part in ("Python", "torch", "torch.profiler", "Hook", "Hooks of torch", "Hooks of deepspeed", "Disk"):
         assert verdicts[part] == "ok", part
     assert verdicts["NVML"] in ("ok", "warn")
-
-
-def test_json_has_every_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    checks = [ok("Disk", "much"), fail("torch", "broken", "fix it")]
-    monkeypatch.setattr(doctor, "_run_checks", lambda folder: checks)
-    outcome = doctor.doctor(output=tmp_path / "runs" / "next", format=Format.JSON)
-    assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: fix it",))
-    document = json.loads(outcome.output())
-    assert (document["ok"], document["warn"], document["fail"]) == (1, 0, 1)
-    assert document["checks"][1] == {"part": "torch", "verdict": "fail", "found": "broken", "mend": "fix it"}
-    assert document["checks"][0]["mend"] is None
 
 
 FAKE_TORCH = """

@@ -51,7 +51,6 @@ def copies() -> set[Path]:
     [
         ("published_logs/llm-c.log", "logs"),
         ("goodput/killed", "goodput"),
-        ("goodput/megatron-1.log", "goodput"),
         ("postmortem/ddp-group-2", "postmortem"),
         ("memory/pure.pickle.gz", "memory"),
         ("runs/h200_megatron_pp2", "bubble"),

@@ -73,31 +73,6 @@ def test_windows_are_training_steps_and_so_are_the_names_in_the_trace(tmp_path: 
     assert names == [["ProfilerStep#3", "ProfilerStep#4"], ["ProfilerStep#7"]]
 
 
-TWENTY_STEPS = """
-import torch
-
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(20):
-    optimizer.zero_grad()
-    model(torch.ones(8, 64)).sum().backward()
-    optimizer.step()
-"""
-
-
-def test_by_default_twenty_steps_are_enough_to_test_whether_the_window_slows_training(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TWENTY_STEPS)
-    ended = perfscope("profile", "-o", "RUN", "--nvml-hz", "0", "--", sys.executable, "train.py", cwd=tmp_path)
-    assert ended.code == 0
-    labels = {line["step"]: line.get("window") for line in step_lines(tmp_path / "RUN")}
-    assert {step: label for step, label in labels.items() if label} == {9: "warmup", 10: "profiled", 11: "export"}
-    steps = analysis(tmp_path / "RUN")["results"]["steps"]
-    effect = steps["window_effect"]
-    assert (effect["before"], effect["after"]) == (6, 9)
-    assert effect["verdict"] != "untested"
-    assert not any("not tested" in note for note in steps["notes"])
-
-
 def test_a_window_at_step_2_has_its_warm_up_where_a_loader_or_a_wrapped_model_shows_the_beginning(
     tmp_path: Path,
 ) -> None:
@@ -132,9 +107,7 @@ def test_exec_becomes_the_command(tmp_path: Path) -> None:
         ([], 2, "no command after --"),
         (["--", "no-such-program"], 127, "command not found"),
         (["--steps", "1-3", "--", "true"], 2, "the step before a window warms the profiler up"),
-        (["--steps", "3-2", "--", "true"], 2, "not a range"),
         (["--steps", "abc", "--", "true"], 2, "names no training steps"),
-        (["--steps", "2-3,4-5", "--", "true"], 2, "leave no step"),
         (["--ranks", "x", "--", "true"], 2, "names no ranks"),
         (["-o", "exists", "--", "true"], 2, "exists already"),
         (["-o", "file/run", "--", "true"], 2, "cannot be written"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,6 @@ ENDED = Ending(0, None)
 
 def lines_of(run: Path, *, writes_page: bool) -> list[str]:
     return list(complete(run, ENDED, writes_page=writes_page).notes)
-
-
-@pytest.fixture(autouse=True)
-def signals_stay() -> Iterator[None]:
-    """A command that has ended ignores signals; the tests behind it do not."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, handlers, strict=True):
-        signal.signal(number, handler)
 
 
 @pytest.fixture

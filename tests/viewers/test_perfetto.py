@@ -90,18 +90,3 @@ def test_traces_of_gpus_keep_every_rule(trace: Path) -> None:
 def test_traces_of_cpus_keep_every_rule(cpu_traces: Path) -> None:
     for trace in cpu_traces.glob("*.json*"):
         assert breaches(read(trace)) == []
-
-
-def test_a_breach_is_found() -> None:
-    def slices(*times: tuple[float, float]) -> dict[str, Any]:
-        return {
-            "traceEvents": [
-                {"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": start, "dur": length} for start, length in times
-            ]
-        }
-
-    assert breaches(slices((0, 10), (2, 3), (5, 5), (10, 4))) == []
-    assert breaches(slices((0, 10), (5, 10))) == ["(1, 1): n at 5 overlaps n"]
-    assert len(breaches(slices((0, -1)))) == 1
-    assert breaches({"traceEvents": [{"ph": "?"}]}) == ["phase '?'"]
-    assert breaches([]) == ["no traceEvents"]
