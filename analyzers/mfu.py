@@ -20,9 +20,10 @@ from perfscope.analyzers.tflops.comparison import (
     describe_doubts,
     explain_spread,
 )
-from perfscope.analyzers.tflops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.tflops.operation_counts import TracedOperations
+from perfscope.analyzers.tflops.per_token import megatron_whole_attention, recomputed_products, recomputed_scores
 from perfscope.analyzers.tflops.precision import ProductPrecision
+from perfscope.analyzers.tflops.repeats import largest_repeats
 from perfscope.analyzers.tflops.trained_run import (
     count_step_tokens,
     find_device,
@@ -31,7 +32,7 @@ from perfscope.analyzers.tflops.trained_run import (
 )
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing, Recomputed
 from perfscope.models.parameter_counts import active_parameters
 from perfscope.report import Section
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
@@ -40,6 +41,41 @@ from perfscope.tables.steps import Steps
 
 HEADLINE = "megatron_core"
 _NO_GPU = "No MFU: the run had no GPU. TFLOPs by convention are in --format json."
+
+
+class CrossCheck(Figures, frozen=True):
+    """Operations counted from shapes in traces, compared with the formula.
+
+    The formula is Megatron-core's products with the full attention matrix, as kernels' shapes have it, and with what
+    the trace shows to be recomputed.
+    """
+
+    flops_per_token: Annotated[float, Doc("Counted.")]
+    formula_flops_per_token: Annotated[float | None, Doc("The formula's; None without dimensions.")]
+    recomputed: Annotated[str | None, Doc("What the trace shows to be recomputed.")]
+    ranks: Annotated[int, Doc("How many ranks were counted.")]
+    explanation: Annotated[tuple[str, ...], Doc("What could not be counted.")]
+    is_covered: bool
+    has_recomputation: bool
+
+    @figure
+    def difference(self) -> float | None:
+        """``flops_per_token / formula_flops_per_token - 1``."""
+        return None if self.formula_flops_per_token is None else self.flops_per_token / self.formula_flops_per_token - 1
+
+    def sentence(self) -> str:
+        """The figures in words."""
+        counted = f"Counted from the trace's shapes: {self.flops_per_token / GIGA:.4g} GFLOP/token"
+        if not self.is_covered:
+            return f"{counted}, which is not all of it and is not compared with the formula."
+        if self.formula_flops_per_token is None or self.difference is None:
+            return f"{counted}; without the model's dimensions there is no formula to compare with."
+        formula = f"{self.formula_flops_per_token / GIGA:.4g} GFLOP/token"
+        recomputation = " and recomputation" if self.has_recomputation else ""
+        return (
+            f"{counted}. The formula, with the full attention matrix{recomputation}, gives {formula} "
+            f"(difference: {self.difference:+.1%})."
+        )
 
 
 class StepUtilisation(Figures, frozen=True):
@@ -180,6 +216,38 @@ def analyze(run: Run, traced: Sequence[TracedOperations] = ()) -> Utilisation:
             *((counted.sentence(), *counted.explanation) if counted else ()),
         ),
         has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
+    )
+
+
+def cross_check(step: Step, ranks: Sequence[TracedOperations], processes: int) -> CrossCheck | None:
+    """Compare what the traced ranks counted with the formula; absent where no rank states shapes."""
+    counted = [rank for rank in ranks if rank.flops_per_step]
+    if not counted:
+        return None
+    per_token = sum(rank.flops_per_step or 0.0 for rank in counted) / len(counted) * processes / step.tokens
+    repeats = largest_repeats([rank.repeats for rank in counted])
+    again = repeats.recomputed if repeats else Recomputed(0, 0)
+    is_covered = all(rank.is_covered for rank in counted)
+    model, formula = step.model, None
+    if is_covered and model is not None:
+        formula = (
+            megatron_whole_attention(model, step.seq_len)
+            + again.weights * recomputed_products(model)
+            + again.attention * recomputed_scores(model, step.seq_len)
+        )
+    kind = repeats.checkpointing if repeats else None
+    missing = sum(rank.without_shapes for rank in counted)
+    return CrossCheck(
+        flops_per_token=per_token,
+        formula_flops_per_token=formula,
+        recomputed=None if kind is None else str(kind),
+        ranks=len(counted),
+        explanation=(
+            *(() if is_covered else ("Too many operators cannot be counted: `analyze --only operations` lists them.",)),
+            *((f"{missing} products state no shapes and are not counted.",) if missing else ()),
+        ),
+        is_covered=is_covered,
+        has_recomputation=any(again),
     )
 
 

@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     DIFFERENCE = 3
     DAMAGED_INPUT = 4
     COMMAND_NOT_FOUND = 127
+    INTERRUPTED = 130
 
 
 class PerfscopeError(Exception):

@@ -22,7 +22,7 @@ from perfscope.models.transformer import GATED_MATRICES, Transformer
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 _SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}
-LAST_STAGE = 3
+LAST_STAGE = _SHARDED_FROM[WEIGHTS]
 
 
 class OptimizerKind(StrEnum):

@@ -29,8 +29,6 @@ IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
 _PRODUCTS_OF_ATTENTION = {"bmm", "baddbmm"}
 #: From this share on all of the layers are recomputed: the products outside of them never are.
 _FULL = 0.9
-#: So many products are tracked in a backward pass that differentiates its gradients again.
-_MOST = 1.05
 _NODES = (Scope.NODE, Scope.FUNCTION_NODE, Scope.COMPILED_NODE)
 
 
@@ -113,7 +111,7 @@ def find_repeats(trace: Trace, products: Products) -> Repeats:
     is_hidden = launches.other_ns > int(launches.multiplying_ns.sum())
     if not share and places.has_compiled_nodes and (in_graphs or is_hidden):
         return Repeats(None, reason="layers ran in compiled graphs, which do not show it", is_compiled=True)
-    if share is None or share > _MOST:
+    if share is None or share > 1:
         return Repeats(None, reason="the products of the backward pass cannot be told from those of the forward pass")
     return Repeats(share, share_of(~attention), share_of(attention), places.repeats_cheap)
 

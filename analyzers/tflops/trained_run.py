@@ -17,12 +17,11 @@ from perfscope.analyzers.tflops.repeats import largest_repeats
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
-from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.parameter_counts import SAME_SIZE, total_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.tables.model import Model, Weight
 from perfscope.tables.run import Run
 
-_SAME_SIZE = 0.02
 _UNKNOWN_WIDTH = "; the attention width is taken as the hidden size"
 
 
@@ -86,7 +85,7 @@ def find_trained_model(run: Run) -> TrainedModel:
         )
     # Experts that this replica lacks; a config may not state every vector.
     lacking = total_parameters(model) - parameters
-    elsewhere = lacking if model.experts and abs(lacking) > _SAME_SIZE * parameters else 0
+    elsewhere = lacking if model.experts and abs(lacking) > SAME_SIZE * parameters else 0
     return TrainedModel(model, parameters + elsewhere, trainable + elsewhere, tuple(notes))
 
 
@@ -95,7 +94,7 @@ def _is_same_model(model: Transformer, parameters: int, weights: Sequence[Weight
     lacking = total_parameters(model) - parameters
     of_experts = expert_elements(weights)
     shares = round(1 + lacking / of_experts) if of_experts else 1
-    return abs(lacking - (shares - 1) * of_experts) < _SAME_SIZE * total_parameters(model)
+    return abs(lacking - (shares - 1) * of_experts) < SAME_SIZE * total_parameters(model)
 
 
 def _drop_copies(by_part: Mapping[tuple[int, int], Model]) -> dict[tuple[int, int], Model]:

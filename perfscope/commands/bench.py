@@ -25,7 +25,6 @@ from perfscope.renderers import Format
 from perfscope.report import Json, Report
 
 SCHEMA = "perfscope/bench/1"
-_INTERRUPTED = 130
 _ROWS, _TRAINING, _RUNNING = "Rows", "Training", "Running"
 _BATCH = {"cuda": 64, "cpu": 16}
 _PRECISION = {"cuda": "bf16", "cpu": "fp32"}
@@ -190,7 +189,7 @@ def _require_file(path: Path) -> Path:
 def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
     _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
     finished = [measurement for measurement in read_rows(plan.folder) if measurement.reason is None]
-    code: ExitCode | int = ExitCode.OK
+    code = ExitCode.OK
     notes = []
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # in a shell's background job, too, where Ctrl-C is ignored
@@ -200,7 +199,7 @@ def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
             if measurement.reason is not None:
                 _tell(f"{measurement.name}: {measurement.reason}")
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = ExitCode.INTERRUPTED
         names = {measurement.name for measurement in finished}
         finished += [measurement for measurement in read_rows(plan.folder) if measurement.name not in names]
         notes.append(f"interrupted: {plan.folder} keeps the rows that ended; the same command goes on with the rest")

@@ -17,7 +17,7 @@ from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, list_gpu_names, lookup_gpu, resolve_family
-from perfscope.models.parameter_counts import active_parameters, total_parameters
+from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
 from perfscope.models.transformer import (
     GATED_MATRICES,
     PLAIN_MATRICES,
@@ -36,19 +36,16 @@ if TYPE_CHECKING:  # its columns import NumPy
 
 _MODEL, _PEAK = "Model", "Peak"
 _FILE_SUFFIXES = (".json", ".log", ".out", ".txt")
-#: A size is written with one or two figures, so a model within this share of it is that size.
-_SIZE_TOLERANCE = 0.05
 #: The name of a model that is made from its dimensions.
 UNNAMED = "the model"
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_GPUS = 64
 DEFAULT_CHECKPOINTING = Checkpointing.FULL
-_USUAL_HEAD_DIM = 64
-_REQUIRED = ("layers", "hidden", "vocab")
+_REQUIRED = ("layers", "hidden", "heads", "vocab")
 _NEED_EXPERTS = ("top_k", "expert_ffn", "shared_ffn", "dense_layers")
 #: What depends on how a model is trained, so that it can follow a model's name.
 _OF_TRAINING = ("mtp_layers", "padded_vocab")
-_NUMBERS = (*_REQUIRED, "heads", "kv_heads", "head_dim", "ffn", "experts", *_NEED_EXPERTS, *_OF_TRAINING)
+_NUMBERS = (*_REQUIRED, "kv_heads", "head_dim", "ffn", "experts", *_NEED_EXPERTS, *_OF_TRAINING)
 _MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
 _FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0)}
 _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
@@ -177,7 +174,7 @@ def choose_model(options: ModelOptions, seq_len: int, logged: ModelDescription |
         description = logged
     if description is not None:
         model = description.transformer
-        if size is not None and abs(size / total_parameters(model) - 1) > _SIZE_TOLERANCE:
+        if size is not None and abs(size / total_parameters(model) - 1) > SAME_SIZE:
             raise UsageError(
                 f"a size of {format_parameters(size)} contradicts {model.name}, which has "
                 f"{format_parameters(total_parameters(model))} parameters",
@@ -319,8 +316,10 @@ def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription
     if missing:
         raise UsageError(f"--model: {' and '.join(missing)} missing: the operations depend on it", hint=_EXAMPLE)
     layers, hidden = typed["layers"], typed["hidden"]
-    notes = () if "heads" in typed else ("heads is not given: multi-head attention costs the same for any number",)
-    heads, head_dim = _choose_heads(typed, hidden)
+    heads = typed["heads"]
+    if "head_dim" not in typed and hidden % heads:
+        raise UsageError(f"a hidden size of {hidden} does not divide into {heads} heads")
+    head_dim = typed.get("head_dim", hidden // heads)
     gated = bool(typed.get("gated"))
     kv_heads = typed.get("kv_heads", heads)
     ffn = typed.get("ffn", 4 * hidden)
@@ -344,21 +343,7 @@ def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription
         mtp_layers=typed.get("mtp_layers", 0),
         padded_vocabulary=typed.get("padded_vocab"),
     )
-    return ModelDescription(require_consistent(model), "the dimensions given", notes)
-
-
-def _choose_heads(typed: dict[str, int], hidden: int) -> tuple[int, int]:
-    heads = typed.get("heads")
-    if heads is None:
-        if "kv_heads" in typed or "head_dim" in typed:
-            raise UsageError("--model: heads is missing beside kv_heads or head_dim")
-        heads = hidden // _USUAL_HEAD_DIM if hidden % _USUAL_HEAD_DIM == 0 else 1
-        return heads, hidden // heads
-    if "head_dim" in typed:
-        return heads, typed["head_dim"]
-    if hidden % heads:
-        raise UsageError(f"a hidden size of {hidden} does not divide into {heads} heads")
-    return heads, hidden // heads
+    return ModelDescription(require_consistent(model), "the dimensions given")
 
 
 def _make_experts(typed: dict[str, int], layers: int, ffn: int) -> Experts | None:

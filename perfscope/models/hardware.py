@@ -17,7 +17,6 @@ from perfscope.errors import UsageError
 
 SPARSITY_GAIN = 2.0
 _FILE = Path(__file__).with_name("hardware.toml")
-_SAME_PEAK = 0.01
 _VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
 
 
@@ -143,19 +142,15 @@ def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
         raise UsageError(f"a peak of {peak_tflops:g} TFLOP/s is not possible")
     candidates = (gpu,) if gpu else gpus()
     dense = [(candidate, candidate.dense_tflops[dtype]) for candidate in candidates if dtype in candidate.dense_tflops]
-    if any(_is_same(peak_tflops, peak) for _, peak in dense):
+    if any(round(peak_tflops) == round(peak) for _, peak in dense):
         return peak_tflops
     for candidate, peak in dense:
-        if _is_same(peak_tflops, SPARSITY_GAIN * peak):
+        if round(peak_tflops) == round(SPARSITY_GAIN * peak):
             raise UsageError(
                 f"{peak_tflops:g} TFLOP/s is the {dtype} peak of {candidate.name} with 2:4 sparsity",
                 hint=f"its dense peak is {peak:g}: utilisation against the sparse one would be half of what it is",
             )
     return peak_tflops
-
-
-def _is_same(value: float, peak: float) -> bool:
-    return abs(value / peak - 1) < _SAME_PEAK
 
 
 def _normalize(name: str) -> str:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from perfscope.models.transformer import Transformer
 
+#: Sizes are written with one or two figures, so models that differ by a smaller share are of the same size.
+SAME_SIZE = 0.05
+
 
 def total_parameters(model: Transformer) -> int:
     """All parameters that are stored, every expert counted."""

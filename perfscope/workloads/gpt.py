@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_INITIAL_STD = 0.02  # GPT-2's: the first loss is then the logarithm of the vocabulary
+INITIAL_STD = 0.02  # GPT-2's: the first loss is then the logarithm of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(config.hidden)
         for parameter in self.parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=_INITIAL_STD)
+                nn.init.normal_(parameter, std=INITIAL_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The mean cross entropy of predicting each token of (batch, positions) from those before it."""

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.optim import adam
 
 from perfscope.workloads.strategies import STRATEGIES, Processes
-from perfscope.workloads.strategies.train import make_batches, parse_options, train
+from perfscope.workloads.strategies.train import IMAGE_SIZE, make_batches, parse_options, train
 from perfscope.workloads.tasks.job import find_job
 from perfscope.workloads.tasks.task import make_task
 
@@ -34,7 +34,7 @@ for name in names:
     strategy = STRATEGIES[name]
     options = parse_options([*words, "--strategy", name])
     options.devices = 2 if strategy.processes is Processes.ALL_DEVICES else 1
-    task = make_task(options.model, options.data, options.image_size)
+    task = make_task(options.model, options.data, IMAGE_SIZE[options.device])
     job = find_job(task, options)
     build = import_module(f"perfscope.workloads.strategies.{strategy.module}").build
     training = build(job, **strategy.options)

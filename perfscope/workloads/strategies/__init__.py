@@ -127,6 +127,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         fewest=2,
         multiple=2,
         needs_splits=True,
+        options={"group": 2},
         equals="whole",
     ),
     "deepspeed": _deepspeed("DeepSpeed data parallel", None),

@@ -10,14 +10,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from perfscope.workloads.strategies.tensor_parallel import group_parameters, split_blocks
 from perfscope.workloads.tasks.job import Job, StrategyTraining
 
-TENSOR_PARALLEL = 2
 
-
-def build(job: Job) -> StrategyTraining:
+def build(job: Job, group: int) -> StrategyTraining:
     """Train on the share of the batch of this rank's group, with a part of each block."""
     job.join_group()
-    groups = job.world_size // TENSOR_PARALLEL
-    mesh = init_device_mesh(job.device.type, (groups, TENSOR_PARALLEL), mesh_dim_names=("dp", "tp"))
+    groups = job.world_size // group
+    mesh = init_device_mesh(job.device.type, (groups, group), mesh_dim_names=("dp", "tp"))
     layers = [layer.to(job.device) for layer in job.layers()]
     split_blocks(job, layers, mesh["tp"])
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if job.is_bf16 else MixedPrecisionPolicy()

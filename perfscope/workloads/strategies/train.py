@@ -26,7 +26,7 @@ from perfscope.workloads.tasks.task import TrainingTask, make_task
 
 _KIB = 1024
 #: Pixels of a side of a synthetic image.
-_IMAGE_SIZE = {"cpu": 16, "cuda": 28}
+IMAGE_SIZE = {"cpu": 16, "cuda": 28}
 
 
 def parse_options(words: Sequence[str]) -> argparse.Namespace:
@@ -133,7 +133,7 @@ def measure_memory(job: Job) -> list[dict[str, object]]:
 def main() -> None:
     """Train, and write the result of this rank."""
     options = parse_options(sys.argv[1:])
-    task = make_task(options.model, options.data, _IMAGE_SIZE[options.device])
+    task = make_task(options.model, options.data, IMAGE_SIZE[options.device])
     if options.describe:
         print(json.dumps(describe(task, options)))
         return

@@ -19,7 +19,6 @@ Batches: TypeAlias = Callable[[int, int], tuple[Tensor, Tensor]]
 
 _CLASSES = 10
 _IDX_HEADERS = {"images": 16, "labels": 8}
-_BYTE_VALUES = 256
 
 
 def synthetic_images(size: int) -> Batches:
@@ -58,7 +57,7 @@ def image_files(path: Path) -> Batches:
         pixels, labels = _read_idx(path, "images"), _read_idx(path, "labels")
         side = int((len(pixels) // len(labels)) ** 0.5)
         pixels = pixels.reshape(-1, side, side)
-    images = torch.from_numpy(pixels.astype(np.float32)).div_(_BYTE_VALUES - 1)
+    images = torch.from_numpy(pixels.astype(np.float32)).div_(np.iinfo(np.uint8).max)
     images = images[:, None] if images.dim() == 3 else images  # noqa: PLR2004  # (images, height, width)
     targets = torch.from_numpy(labels.astype(np.int64))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from perfscope.workloads.gpt import Block, GptConfig
+from perfscope.workloads.gpt import INITIAL_STD, Block, GptConfig
 from perfscope.workloads.tasks.data import Batches, image_files, synthetic_images, synthetic_tokens, token_file
 from perfscope.workloads.tasks.resnet import Bottleneck, resnet50
 
@@ -27,7 +27,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 #: GPT-2's smallest model, with a vocabulary that a tensor-parallel size divides.
 _GPT2_SMALL = GptConfig(layers=12, hidden=768, heads=12, vocabulary=50304, seq_len=1024)
 _HEAD_SIZE = 64
-_INITIAL_STD = 0.02
 _FAST, _SLOW = 1e-3, 1e-4  # learning rates with which the loss falls from the first steps on
 #: How tensor parallelism splits the products of a block: by columns (outputs) or by rows (inputs).
 GPT_SPLITS = {"qkv": "columns", "projection": "rows", "mlp.0": "columns", "mlp.2": "rows"}
@@ -72,7 +71,7 @@ def gpt_layers(config: GptConfig) -> list[nn.Module]:
     layers = [Embedding(config), *(Block(config) for _ in range(config.layers)), logits]
     for parameter in nn.ModuleList(layers).parameters():
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=_INITIAL_STD)
+            nn.init.normal_(parameter, std=INITIAL_STD)
     return layers
 
 
