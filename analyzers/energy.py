@@ -13,6 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
+from perfscope.analyzers.shared.doubt import TOLERANCE
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
@@ -30,8 +31,6 @@ from perfscope.tables.run import Rank, Run
 _AVERAGED_NS = NS_PER_S
 #: A step whose last second was training for a smaller part of it follows a pause.
 _MOSTLY_TRAINING = 0.8
-#: NVML's power may exceed the limit for moments, not on average.
-_MOST_OF_LIMIT = 1.1
 
 
 class GpuEnergy(Figures, frozen=True):
@@ -169,7 +168,7 @@ def _training_before_ns(starts_ns: Int64, ends_ns: Int64, moments_ns: Int64) -> 
 def _doubt_power(samples: GpuSamples, power_w: float | None) -> str | None:
     """Why a mean power cannot be: it is far above the GPU's limit; None where it can."""
     limit_w = samples.power_limit_mw / KILO if samples.power_limit_mw else None
-    if power_w is None or limit_w is None or power_w <= _MOST_OF_LIMIT * limit_w:
+    if power_w is None or limit_w is None or power_w <= limit_w * (1 + TOLERANCE):
         return None
     return (
         f"Withheld: the mean power would be {power_w:.0f} W, above the limit of {limit_w:.0f} W, which cannot be. What "

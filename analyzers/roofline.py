@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from perfscope.analyzers.shared.doubt import TOLERANCE
 from perfscope.analyzers.tflops.byte_rules import count_bytes
 from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
@@ -179,8 +180,6 @@ def describe(inputs: OperatorInputs) -> str:
 
 
 COMPUTE, MEMORY = "compute", "memory"
-#: Times are exact to a nanosecond, but clocks boost and a kernel may start in the shadow of another one.
-_TOLERANCE = 1.02
 
 
 class Bound(NamedTuple):
@@ -234,7 +233,7 @@ def _against(work: OperatorWork, ceilings: Ceilings) -> Bound:
         return attained
     attainable, bound = max(needs)
     share = attainable / seconds
-    if share > _TOLERANCE:
+    if share > 1 + TOLERANCE:
         doubt = _ABOVE_PEAK if bound == COMPUTE else _ABOVE_MEMORY
         return attained._replace(bound=bound, doubt=doubt)
     share = min(share, 1.0)

@@ -38,8 +38,6 @@ from perfscope.wire.axes import counts_samples, counts_tokens
 
 #: torch.compile may need some steps until it has seen every shape.
 _FIRST_STEPS = 5
-#: Its warm-up, and a step that is profiled.
-_FEWEST_FOR_WINDOW = 2
 
 
 class StepMeans(Figures, frozen=True):
@@ -362,21 +360,14 @@ def _on_effect(effect: WindowEffect) -> list[str]:
 
 
 def describe_unreached_windows(run: Run, steps: int) -> list[str]:
-    """Say which windows training ended too early for, after so many steps, and which would have fitted."""
+    """Which windows training ended too early for, after so many steps."""
     recorded = {window.first_step for window in run.windows}
-    notes = []
-    for first, last in run.planned_windows:
-        if first in recorded or first <= steps:
-            continue
-        if steps < _FEWEST_FOR_WINDOW:
-            advice = "a window needs two steps at least: train for more"
-        else:
-            until = max(steps - 1, _FEWEST_FOR_WINDOW)
-            fitting = format_ranges(range(max(until - (last - first), _FEWEST_FOR_WINDOW), until + 1))
-            advice = f"`--steps {fitting}` would fit"
-        window = format_ranges(range(first, last + 1))
-        notes.append(f"Window {window} was not reached: training ended after step {steps}; {advice}.")
-    return notes
+    return [
+        f"Window {format_ranges(range(first, last + 1))} was not reached: training ended after step {steps}; "
+        "`--steps` takes earlier ones."
+        for first, last in run.planned_windows
+        if first not in recorded and first > steps
+    ]
 
 
 def _on_validation(tables: Sequence[Steps]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.doubt import check_share
+from perfscope.analyzers.shared.doubt import TOLERANCE, check_share
 from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import read_column
@@ -30,8 +30,6 @@ from perfscope.units import format_ranges
 
 #: A sample is valid for the steps after it for this long.
 _VALIDITY_NS = 2_500_000_000
-#: A counter is read some time beside the sample that it belongs to.
-_COUNTER_JITTER = 0.02
 
 
 class ThrottlingCause(Figures, frozen=True):
@@ -176,4 +174,4 @@ def _active_fraction(samples: GpuSamples, counter: str | None, training_ns: tupl
         return None
     active_ns = read_column(samples.t_ns, column).during(*training_ns)
     share = active_ns.change / active_ns.span_ns if active_ns.span_ns and active_ns.change >= 0 else None
-    return check_share(share, f"the share of time of {counter}", "the GPU's counter", _COUNTER_JITTER).value
+    return check_share(share, f"the share of time of {counter}", "the GPU's counter", TOLERANCE).value

@@ -27,7 +27,7 @@ from perfscope.analyzers.shared.marked_steps import step_number, step_numbers
 from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Section, long_table, percent_of
+from perfscope.report import MOST_ROWS, Cell, Column, Section, long_table, percent_of
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
@@ -373,11 +373,9 @@ def sum_states(states: StateRuns, piece: Int64, pieces: int) -> Int64:
 #: Over all ranks of a job.
 _MOST_STATES, _FEWEST_STATES = 320_000, 600
 _MOST_EVENTS = 40_000
-#: A job of more ranks is shown by some of them.
-MOST_ROWS = 256
-_ROWS_OF_LARGE_JOB = 96
+#: A job of more ranks is shown by this many of them.
+MOST_SHOWN = 128
 _BINS = 480
-_MOST_TABLE_ROWS = 64
 
 
 class DeviceTimeline(Struct, frozen=True, eq=False):
@@ -467,7 +465,7 @@ class JobTimeline(Result, frozen=True, eq=False):
             for device in self.devices
         ]
         notes = ["The states of a device leave nothing out; an idle moment is of the cause that takes most of its gap."]
-        return (long_table("Timeline", columns, rows, (*notes, *self.notes), most=_MOST_TABLE_ROWS),)
+        return (long_table("Timeline", columns, rows, (*notes, *self.notes), most=MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:
@@ -514,7 +512,7 @@ def _place_of(device: DeviceTimeline) -> tuple[bool, int, int, str]:
 
 def _choose(devices: Sequence[DeviceTimeline]) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """All devices, or of very many those that stand out by their time in a state, and every so many-th by computing."""
-    if len(devices) <= MOST_ROWS:
+    if len(devices) <= MOST_SHOWN:
         return tuple(range(len(devices))), ()
     time_ns = np.array([device.time_ns for device in devices], np.float64)
     share = time_ns / np.maximum(time_ns.sum(axis=1, keepdims=True), 1)
@@ -522,11 +520,11 @@ def _choose(devices: Sequence[DeviceTimeline]) -> tuple[tuple[int, ...], tuple[s
     spread = share.std(axis=0)
     for state in np.argsort(-spread, kind="stable").tolist():
         order = np.argsort(share[:, state], kind="stable")
-        if spread[state] > 0 and len(reasons) < _ROWS_OF_LARGE_JOB // 2:
+        if spread[state] > 0 and len(reasons) < MOST_SHOWN // 2:
             reasons.setdefault(int(order[-1]), f"most {STATES[state]}")
             reasons.setdefault(int(order[0]), f"least {STATES[state]}")
     busiest = np.argsort(share[:, 0], kind="stable")
-    quantiles = np.linspace(0, 1, _ROWS_OF_LARGE_JOB - len(reasons))
+    quantiles = np.linspace(0, 1, MOST_SHOWN - len(reasons))
     for quantile in quantiles.tolist():
         position = int(busiest[round(quantile * (len(devices) - 1))])
         reasons.setdefault(position, f"{quantile:.0%} of the ranks compute less")

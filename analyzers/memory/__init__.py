@@ -33,8 +33,9 @@ from perfscope.wire.memory import ACTIONS, OUT_OF_MEMORY
 _CHUNKS = 8
 _LAYER = re.compile(r"^(?P<stack>(?:[^.]+\.)*?)(?P<number>\d+)(?:\.|$)")
 _LOSS = ("cross_entropy", "log_softmax", "nll_loss")
-#: A smaller saving is not worth a change.
-_SMALLEST_SHARE = 0.01
+#: A smaller difference, as a share of the peak, is worth neither a note nor a change. Torch's counter has up to 0.5 %
+#: more than the history: blocks whose rest is too small to be split off.
+_NOTEWORTHY = 0.01
 
 
 class Saving(Figures, frozen=True):
@@ -52,7 +53,7 @@ def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replica
     savings = [saving for find in finders for saving in find(lifetimes, purposes, present)]
     if replicas > 1:
         savings += _shard_states(lifetimes, purposes, present, replicas)
-    worthwhile = (saving for saving in savings if saving.saved_bytes >= _SMALLEST_SHARE * present)
+    worthwhile = (saving for saving in savings if saving.saved_bytes >= _NOTEWORTHY * present)
     return tuple(sorted(worthwhile, key=lambda saving: -saving.saved_bytes))
 
 
@@ -426,11 +427,6 @@ def chart_memory(peak: DevicePeak) -> Chart:
         Values("GB", low=0),
         tuple(marks),
     )
-
-
-#: So much more outside of the window is worth a note, as a share of the window's peak. Torch's counter has up to 0.5 %
-#: more than the history: blocks whose rest is too small to be split off.
-_NOTEWORTHY = 0.01
 
 
 def _size_of(category: Category) -> Callable[[DevicePeak], Cell]:

@@ -134,8 +134,6 @@ def _reserved_curve(history: AllocatorHistory) -> tuple[Int64, int]:
 
 #: Frames that stand at the root of a thread that runs a script.
 _ROOTS = ("<module>", "_run_module_as_main", "_bootstrap", "_run_code")
-#: The root may stand behind so many outer frames of a launcher.
-_OUTER_FRAMES = 3
 _INNER_FRAMES = 6
 _COMMUNICATION = (
     "torch/distributed/fsdp/",
@@ -187,7 +185,7 @@ class StackFacts(NamedTuple):
 
 def _read_stack(frames: Sequence[Frame]) -> StackFacts:
     inner = frames[:_INNER_FRAMES]
-    is_main = any(frame.function in _ROOTS for frame in frames[-_OUTER_FRAMES:])
+    is_main = any(frame.function in _ROOTS for frame in frames)
     is_recomputed = not is_main and any(frame.file.endswith(_RECOMPUTATION) for frame in frames)
     return StackFacts(
         phase=_find_phase(frames, is_main=is_main),

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 #: Shares are quotients of floating-point numbers, whose last digits are not exact.
 _ROUNDING = 1e-9
-#: A datasheet's rate is rounded, and the time of a kernel is not its transfer to the nanosecond.
-_RATE_TOLERANCE = 0.02
+#: A datasheet's rate is rounded, clocks boost, and a counter is not read at the moment of its sample.
+TOLERANCE = 0.02
 
 #: What makes a utilisation impossible.
 UTILISATION_CAUSES = (
@@ -55,7 +55,7 @@ def check_rate(rate: float | None, limit: float | None, what: str, of_limit: str
     >>> check_rate(900.0, 450.0, "the busbw", "NVLink's 450 GB/s", "the size").doubt
     "Withheld: the busbw would be 900.0 GB/s, above NVLink's 450 GB/s, which cannot be. What may be wrong: the size."
     """
-    if rate is None or limit is None or rate <= limit * (1 + _RATE_TOLERANCE):
+    if rate is None or limit is None or rate <= limit * (1 + TOLERANCE):
         return Checked(rate)
     return Checked(None, f"Withheld: {what} would be {rate:.1f} GB/s, above {of_limit}" + _close(causes))
 

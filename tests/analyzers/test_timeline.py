@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.timeline import MOST_ROWS, STATES, DeviceTimeline, JobTimeline, analyze, measure
+from perfscope.analyzers.timeline import MOST_SHOWN, STATES, DeviceTimeline, JobTimeline, analyze, measure
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace, Work
@@ -96,11 +96,11 @@ def large_job(ranks: int) -> JobTimeline:
 
 
 def test_of_a_very_large_job_those_that_stand_out_are_shown_with_the_reason() -> None:
-    ranks = MOST_ROWS + 44
+    ranks = MOST_SHOWN + 44
     timeline = large_job(ranks)
     shown = dict(zip(timeline.shown, timeline.why_shown, strict=True))
     assert len(timeline.devices) == ranks
-    assert len(timeline.shown) <= 96
+    assert len(timeline.shown) <= MOST_SHOWN
     assert shown[ranks // 3] == "most idle: operator"
     assert len(timeline.data()["ranks"]) == ranks  # type: ignore[arg-type,index,call-overload]
 
