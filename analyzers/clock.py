@@ -125,13 +125,15 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> ClockOffsets:
         raise MissingInput("needs the traces of two ranks or more of one host, or that made collectives together")
     first = next(iter(hosts))
     reached = _reach(first, links)
-    return ClockOffsets(first, tuple(_clock(rank, host, reached.get(rank)) for rank, host in hosts.items()))
-
-
-def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
-    if link is None:
-        return RankClock(rank, host, None, None, 0)
-    return RankClock(rank, host or None, link.offset, link.residual, link.operations)
+    return ClockOffsets(
+        first,
+        tuple(
+            RankClock(rank, host or None, link.offset, link.residual, link.operations)
+            if (link := reached.get(rank)) is not None
+            else RankClock(rank, host, None, None, 0)
+            for rank, host in hosts.items()
+        ),
+    )
 
 
 def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, str]) -> _Links:

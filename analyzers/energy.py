@@ -97,7 +97,8 @@ def analyze(run: Run) -> Energy:
     gpus = tuple(_integrate_steps(gpu, undisturbed) for gpu in used)
     if all(gpu.step_j is None for gpu in gpus):
         raise MissingInput(next((gpu.reason for gpu in gpus if gpu.reason), "no GPU reported its power"))
-    uncovered = _uncovered_ranks(run, used)
+    covered = {rank for gpu in used for rank in gpu.ranks}  # those that never reported are missing, too
+    uncovered = sorted(set(range(max(rank.world_size for rank in run.ranks))) - covered)
     energies_j = [gpu.step_j for gpu in gpus if gpu.step_j is not None]
     step_j = sum(energies_j) if len(energies_j) == len(gpus) and not uncovered else None
     times = analyze_steps(run)
@@ -112,7 +113,7 @@ def analyze(run: Run) -> Energy:
 
 def _integrate_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuEnergy:
     power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
-    reason = _find_obstacle(used)
+    reason = None if used.samples.power_mw.count() else "NVML does not report the power of this GPU"
     starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
     covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
     joules = power.energy_j(starts_ns[covered], ends_ns[covered])
@@ -133,13 +134,6 @@ def _integrate_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuEnergy:
         power_w=power_w if reason is None else None,
         reason=reason,
     )
-
-
-def _find_obstacle(used: UsedGpu) -> str | None:
-    """Why the power of a GPU is not that of the run's steps; None where it is."""
-    if not used.samples.power_mw.count():
-        return "NVML does not report the power of this GPU"
-    return None
 
 
 def _doubt_pauses(starts_ns: Int64, ends_ns: Int64, covered: Bool) -> str | None:
@@ -174,12 +168,6 @@ def _doubt_power(samples: GpuSamples, power_w: float | None) -> str | None:
         f"Withheld: the mean power would be {power_w:.0f} W, above the limit of {limit_w:.0f} W, which cannot be. What "
         "may be wrong: samples of another GPU, or a clock that jumped"
     )
-
-
-def _uncovered_ranks(run: Run, used: Sequence[UsedGpu]) -> list[int]:
-    """Ranks whose GPU was not sampled or is not known, those that never reported included."""
-    covered = {rank for gpu in used for rank in gpu.ranks}
-    return sorted(set(range(max(rank.world_size for rank in run.ranks))) - covered)
 
 
 def _per_joule(work: float | None, step_j: float | None) -> float | None:

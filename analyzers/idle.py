@@ -112,7 +112,7 @@ class Idle(Result, frozen=True):
                 Column("Rank", lambda row: row[1]),
                 Column("Start (ms)", lambda row: row[0].start_ns / NS_PER_MS, None, 2),
                 Column("Duration (us)", lambda row: row[0].duration_us),
-                Column("Main cause", lambda row: _name_cause(row[0].cause)),
+                Column("Main cause", lambda row: _title(row[0].cause, capital=False)),
                 Column("Of it (%)", lambda row: percent_of(row[0].cause_ns, row[0].duration_ns)),
                 Column("Previous event", lambda row: row[0].before),
                 Column("Next event", lambda row: row[0].after),
@@ -165,12 +165,9 @@ class Idle(Result, frozen=True):
         return self.TABLES[0].section(gaps)
 
 
-def _title(cause: str) -> str:
-    return "CUDA call" if cause == "cuda_call" else cause.replace("_", " ").capitalize()
-
-
-def _name_cause(cause: str) -> str:
-    return _title(cause) if cause == "cuda_call" else _title(cause).lower()
+def _title(cause: str, *, capital: bool = True) -> str:
+    words = "CUDA call" if cause == "cuda_call" else cause.replace("_", " ")
+    return f"{words[0].upper()}{words[1:]}" if capital else words
 
 
 def measure(trace: Trace) -> tuple[RankIdle, ...]:
@@ -184,14 +181,14 @@ def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
     Raises:
         NoDevice: No trace holds device events.
     """
-    ranks = tuple(sorted(chain.from_iterable(partials), key=_order))
+    ranks = tuple(
+        sorted(
+            chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device, rank.trace)
+        )
+    )
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))
     return Idle(ranks)
-
-
-def _order(rank: RankIdle) -> tuple[bool, int, int, str]:
-    return rank.rank is None, rank.rank or 0, rank.device, rank.trace
 
 
 def _measure_device(trace: Trace, device: int) -> RankIdle:

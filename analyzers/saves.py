@@ -151,18 +151,17 @@ def _holds_text_alone(timings: Sequence[SaveTiming]) -> bool:
 
 def _added_stalls_ns(checkpoints: Sequence[Sequence[SaveTiming]]) -> list[int | None]:
     """What each checkpoint adds to the time in which saves stalled any rank; None where that was not timed."""
-    own = [_stalls(timing.stalls_ns for timing in group) for group in checkpoints]
+    edges = [
+        np.array([edge for timing in group for edge in timing.stalls_ns], np.int64).reshape(-1, 2)
+        for group in checkpoints
+    ]
+    own = [union(of_group[:, 0], of_group[:, 1]) for of_group in edges]
     united = list(accumulate(own, lambda first, second: first | second, initial=Intervals()))
     added = [after.measure - before.measure for before, after in pairwise(united)]
     return [
         stall if any(timing.stalls_ns for timing in group) else _longest(timing.blocked_ns for timing in group)
         for stall, group in zip(added, checkpoints, strict=True)
     ]
-
-
-def _stalls(stalls_ns: Iterable[tuple[tuple[int, int], ...]]) -> Intervals:
-    edges = np.asarray([edge for stalls in stalls_ns for edge in stalls], np.int64).reshape(-1, 2)
-    return union(edges[:, 0], edges[:, 1])
 
 
 def _longest(times_ns: Iterable[int | None]) -> int | None:

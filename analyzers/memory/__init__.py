@@ -76,22 +76,14 @@ def _recompute_layers(lifetimes: Lifetimes, purposes: Purposes, present: int) ->
         deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
         for rows in layers:
             deltas += _recompute_layer(lifetimes, rows)
-        saved = present - _peak_with(lifetimes, deltas)
+        names = filter(None, map(_LAYER.match, purposes.module_names))
+        count = len({match["number"] for match in names if match["stack"].rstrip(".") == stack})
         yield Saving(
-            f"recompute each of the {_count_layers(purposes, stack)} layers of {_name_stack(stack)} "
+            f"recompute each of the {count} layers of {f'`{stack}`' if stack else 'the model'} "
             "in the backward pass (activation checkpointing)",
-            saved,
+            present - _peak_with(lifetimes, deltas),
             "their forward pass runs once more: up to a third more operations",
         )
-
-
-def _name_stack(stack: str) -> str:
-    return f"`{stack}`" if stack else "the model"
-
-
-def _count_layers(purposes: Purposes, stack: str) -> int:
-    numbers = (_LAYER.match(name) for name in purposes.module_names)
-    return len({match["number"] for match in numbers if match is not None and match["stack"].rstrip(".") == stack})
 
 
 def _find_layers(lifetimes: Lifetimes, purposes: Purposes) -> dict[str, list[Int64]]:
@@ -287,14 +279,16 @@ def find_peak(history: AllocatorHistory, *, replicas: int = 1) -> DevicePeak:
         rank=None if header is None else header.rank,
         device=history.device,
         cause="snapshot" if header is None else header.cause,
-        step=_find_step(purposes, event),
+        step=next((step for begin, step in reversed(purposes.steps) if begin <= event), None),
         events=len(history.events),
         peak_bytes=peak,
         reserved_bytes=reserved,
         process_peak_bytes=None if header is None else header.peak_allocated_bytes,
         request_bytes=None if header is None else header.request_bytes,
         device_bytes=None if header is None else header.device_total_bytes,
-        outside_bytes=_outside(history),
+        outside_bytes=None
+        if header is None
+        else header.device_total_bytes - header.device_free_bytes - history.reserved_bytes,
         categories=categories,
         requested_bytes=int(lifetimes.sizes[rows].sum()),
         unused_bytes=reserved - peak,
@@ -313,18 +307,6 @@ def _find_moment(history: AllocatorHistory, lifetimes: Lifetimes) -> int:
     errors = np.flatnonzero(history.events.actions == _OUT_OF_MEMORY)
     is_error = history.header is not None and history.header.cause == OUT_OF_MEMORY
     return int(errors[-1]) if is_error and len(errors) else lifetimes.peak
-
-
-def _find_step(purposes: Purposes, event: int) -> int | None:
-    steps = [step for begin, step in purposes.steps if begin <= event]
-    return steps[-1] if steps else None
-
-
-def _outside(history: AllocatorHistory) -> int | None:
-    header = history.header
-    if header is None:
-        return None
-    return header.device_total_bytes - header.device_free_bytes - history.reserved_bytes
 
 
 def _sum_categories(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[PeakPart, ...]:

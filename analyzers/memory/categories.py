@@ -87,18 +87,13 @@ def follow(history: AllocatorHistory) -> Lifetimes:
     all_addresses = np.concatenate([blocks.addresses[is_old], events.addresses[old_frees], events.addresses[allocs]])
     sizes = np.concatenate([blocks.requested[is_old], events.sizes[old_frees], events.sizes[allocs]])
     stacks = np.concatenate([blocks.stacks[is_old], np.full(len(old_frees), -1), events.stacks[allocs]])
-    rounded = _take_block_sizes(history, all_addresses, _round_up(sizes), all_ends == count)
+    rounded = _take_block_sizes(history, all_addresses, -(-sizes // ROUNDING_BYTES) * ROUNDING_BYTES, all_ends == count)
     allocated, initial = _curve(begins, all_ends, rounded, count)
     reserved, initial_reserved = _reserved_curve(history)
     lost = twice + len(stray) - len(first_frees)
     return Lifetimes(
         begins, all_ends, all_addresses, sizes, rounded, stacks, allocated, reserved, initial, initial_reserved, lost
     )
-
-
-def _round_up(sizes: Int64) -> Int64:
-    rounded: Int64 = -(-sizes // ROUNDING_BYTES) * ROUNDING_BYTES
-    return rounded
 
 
 def _take_block_sizes(history: AllocatorHistory, addresses: Int64, rounded: Int64, is_live: Bool) -> Int64:

@@ -277,7 +277,9 @@ class _Case:
         busy = [absence for absence in self.matching.absences if self._busy(absence.missing)]
         if busy:
             absence = busy[0]
-            return self._explain_absence(absence, self._busy(absence.missing))
+            call = next(iter(absence.calls.values()))
+            what = f"has not come to {signature_of(call)}, collective {absence.sequence} of group {absence.group}"
+            return self._explain_busy(self._busy(absence.missing), what, absence)
         waiting_elsewhere = [
             (
                 absence,
@@ -327,11 +329,6 @@ class _Case:
             if has_left or (spot is not None and not spot.waits):
                 busy.append(rank)
         return tuple(busy)
-
-    def _explain_absence(self, absence: MatchedCollective, ranks: tuple[int, ...]) -> Diagnosis:
-        call = next(iter(absence.calls.values()))
-        what = f"has not come to {signature_of(call)}, collective {absence.sequence} of group {absence.group}"
-        return self._explain_busy(ranks, what, absence)
 
     def _explain_busy(self, ranks: tuple[int, ...], what: str, event: MatchedCollective | None) -> Diagnosis:
         spot = self.places.get(ranks[0])
@@ -505,14 +502,11 @@ class Summary:
         rows = tuple(
             (rank, call.group, call.sequence, call.operation, str(list(map(list, call.input_sizes))), _state(call))
             for rank in sorted(set(chosen))
-            for call in self._last_calls(rank)
+            if (state := self.evidence.ranks.get(rank)) is not None and state.dump is not None
+            for call in state.dump.calls[-LAST_CALLS:]
         )
         columns = tuple(map(Column, ("Rank", "Group", "Number", "Operation", "Input shapes", "State")))
         return Section("Last collectives", columns, rows) if rows else None
-
-    def _last_calls(self, rank: int) -> tuple[CollectiveCall, ...]:
-        state = self.evidence.ranks.get(rank)
-        return () if state is None or state.dump is None else state.dump.calls[-LAST_CALLS:]
 
 
 def _state(call: CollectiveCall) -> str:

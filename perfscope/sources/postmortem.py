@@ -149,18 +149,16 @@ def _read_once(
     return lists[id(value)]
 
 
-def _lines(value: object) -> tuple[CodeLine, ...]:
-    return tuple(frame for item in _list(value) if (frame := _to_line(item)) is not None)
-
-
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(name) for name in _list(value))
 
 
-def _to_line(frame: object) -> CodeLine | None:
-    if not isinstance(frame, Mapping) or type(frame.get("line")) is not int:
-        return None
-    return CodeLine(_text(frame.get("filename")), frame["line"], _text(frame.get("name")))
+def _lines(value: object) -> tuple[CodeLine, ...]:
+    return tuple(
+        CodeLine(_text(frame.get("filename")), frame["line"], _text(frame.get("name")))
+        for frame in _list(value)
+        if isinstance(frame, Mapping) and type(frame.get("line")) is int
+    )
 
 
 def _members(document: Mapping[object, object]) -> dict[str, tuple[int, ...]]:
@@ -280,7 +278,9 @@ def _read_run(run: Path) -> PostMortem:
         record = read_rank_record(folder)
         death = deaths.get((rank, attempt))
         if death is not None and death.signal is None and death.exit_code is None:  # the launcher was quicker
-            death = replace(death, signal=_fatal_signal(_read_text(folder / incidents.FATAL_FILE)))
+            fatal_text = _read_text(folder / incidents.FATAL_FILE)
+            number = next((int(number) for line, number in _FATAL_SIGNALS.items() if line in fatal_text), None)
+            death = replace(death, signal=number)
         state = _read_rank(run, folder, rank, death, damage)
         if record is not None:
             world_size = max(world_size, record.world_size)
@@ -335,7 +335,7 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
     fatal = parse_stacks(fatal_text)
     stack = find_training_stack(stacks, thread)
     if failure is not None and chosen is failure:  # the stack is that of the interpreter's end
-        stack = ThreadStack("", tuple(reversed([CodeLine(*_fields(frame)) for frame in failure.frames or ()])))
+        stack = ThreadStack("", _to_failure(failure).frames)
     is_fatal = stack is None and bool(fatal)
     return RankState(
         rank=rank,
@@ -352,16 +352,8 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
     )
 
 
-def _fatal_signal(fatal_text: str) -> int | None:
-    return next((int(number) for line, number in _FATAL_SIGNALS.items() if line in fatal_text), None)
-
-
-def _fields(frame: incidents.CodeFrame) -> tuple[str, int, str]:
-    return frame.file, frame.line, frame.function
-
-
 def _to_failure(record: incidents.IncidentRecord) -> Failure:
-    frames = tuple(reversed([CodeLine(*_fields(frame)) for frame in record.frames or ()]))
+    frames = tuple(CodeLine(frame.file, frame.line, frame.function) for frame in reversed(record.frames or ()))
     return Failure(record.error or "", record.message or "", record.wall_ns, frames)
 
 

@@ -64,14 +64,9 @@ def parse_parameter_sizes(value: object) -> Iterator[tuple[str, int]]:
     groups = entries(value).get("param_shapes")
     for group in groups if isinstance(groups, list | tuple) else [groups]:
         for name, shape in entries(group).items():
-            elements = _elements(shape)
-            if isinstance(name, str) and elements is not None:
-                yield name, elements
-
-
-def _elements(shape: object) -> int | None:
-    sizes = parse_shape(shape) if isinstance(shape, Call) else None
-    return None if sizes is None else prod(sizes)
+            sizes = parse_shape(shape) if isinstance(shape, Call) else None
+            if isinstance(name, str) and sizes is not None:
+                yield name, prod(sizes)
 
 
 _Path = tuple[str, ...]
@@ -176,7 +171,7 @@ def _read_files(path: Path, folder: Path, selection: SelectedCheckpoint) -> Chec
         raise SourceError(path, "contains no checkpoint", hint=NO_CHECKPOINT)
     reading = _Reading(folder, list(selection.damage))
     for name in selection.sizes:
-        if _is_metadata(name):
+        if name.rpartition("/")[2] == METADATA_FILE:
             with without_collection():
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
@@ -251,10 +246,6 @@ def _read_contents(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
     if name.endswith(".distcp"):
         return _read_shard(reading, read)
     return replace(read, dangerous_calls=reading.metadata_calls.get(name, ()))
-
-
-def _is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2] == METADATA_FILE
 
 
 def _count_stated_parameters(reading: _Reading) -> int | None:

@@ -50,8 +50,10 @@ def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = f
     parts = set(lower.split("."))
     if parts & _LAYOUTS:
         return Role.OTHER
-    names_optimizer = "opt" in lower and any(map(_names_optimizer, parts))
-    in_optimizer = kind in _OPTIMIZER_KINDS or names_optimizer or _is_optimizer_state(path)
+    # an entry of an optimizer's state stands under the number of its parameter: state, 0, step
+    is_state = any(key == "state" and number.isdigit() for key, number in pairwise(path[:-1]))
+    names_optimizer = any(key.startswith("optim") or key in ("opt", "opt_state", "opt_state_dict") for key in parts)
+    in_optimizer = kind in _OPTIMIZER_KINDS or names_optimizer or is_state
     if parts & _MOMENTS and (in_optimizer or kind is Kind.UNIVERSAL or "state" in parts):
         return Role.MOMENTS
     if parts & _MASTERS or (in_optimizer and parts & _MASTERS_IN_OPTIMIZER and dtype.startswith(_FLOATS)):
@@ -66,15 +68,6 @@ def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = f
     if path and (path[-1] in buffers or path[-1].rpartition(".")[2] in _BUFFERS):
         return Role.BUFFERS
     return Role.EMA if parts & _AVERAGES else Role.WEIGHTS
-
-
-def _names_optimizer(key: str) -> bool:
-    return key.startswith("optim") or key in ("opt", "opt_state", "opt_state_dict")
-
-
-def _is_optimizer_state(path: Sequence[str]) -> bool:
-    """Whether a tensor is an entry of an optimizer's ``state``, by the number of its parameter: ``state, 0, step``."""
-    return any(key == "state" and number.isdigit() for key, number in pairwise(path[:-1]))
 
 
 def _is_mask(tensor: TorchTensor) -> bool:
@@ -107,7 +100,8 @@ def find_universal_role(name: str) -> Role:
 
 def sum_torch_tensors(file: TorchFile, kind: Kind, name: str) -> tuple[tuple[TensorGroup, ...], int]:
     """The tensors of a file, summed by role and dtype, and the bytes of its storages outside of every tensor."""
-    buffers = _stated_buffers(file.value)
+    stated = file.value.get("buffer_names") if isinstance(file.value, dict) else None  # DeepSpeed states them
+    buffers = {name for name in stated if isinstance(name, str)} if isinstance(stated, list | tuple) else set()
     spans: dict[str, list[tuple[int, int]]] = {}  # of the tensors in each storage
     groups: dict[str, tuple[Role, str]] = {}
     for tensor in reversed(file.tensors):  # so that the first tensor of a shared storage decides
@@ -142,14 +136,6 @@ def _count_covered(spans: Iterable[tuple[int, int]]) -> int:
         total += max(0, stop - max(start, end))
         end = max(end, stop)
     return total
-
-
-def _stated_buffers(value: object) -> frozenset[str]:
-    """The names of buffers that DeepSpeed states in the files of model states."""
-    names = value.get("buffer_names") if isinstance(value, dict) else None
-    return (
-        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else frozenset()
-    )
 
 
 def sum_safetensors(tensors: Iterable[StoredTensor], name: str) -> tuple[TensorGroup, ...]:
