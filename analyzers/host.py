@@ -45,10 +45,7 @@ _BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^'
 
 
 class HostParts(Figures, frozen=True, array_like=True):
-    """Where the host's time went: ``compute + exposed_communication + exposed_data_loading + other = window`` exactly.
-
-    The fields are nanoseconds.
-    """
+    """Where the host's time went in nanoseconds: the parts add up to the window exactly."""
 
     window: int
     compute: int

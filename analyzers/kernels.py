@@ -41,10 +41,7 @@ class Times(NamedTuple):
 
 
 class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
-    """The kernels of one trace, or of several, and the operators, where they were read.
-
-    ``times`` has one row for each field of ``Times``, one column a name.
-    """
+    """The kernels of traces, and operators where read; times have a row for each field of Times, a column a name."""
 
     names: tuple[tuple[str, int], ...]
     times: Int64
@@ -52,11 +49,7 @@ class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
     operator_times: Int64 | None = None
 
     def __post_init__(self) -> None:
-        """Refuse columns that do not belong together, as of a stored partial that somebody made up.
-
-        Raises:
-            ValueError: There are more names than columns, or fewer.
-        """
+        """Refuse columns that do not belong together, as of a stored partial that somebody made up."""
         columns = (self.operators or (), self.operator_times) if self.operator_times is not None else ((), _NO_TIMES)
         for names, times in ((self.names, self.times), columns):
             if times.shape != (len(Times._fields), len(names)):

@@ -52,11 +52,7 @@ class ModulePhase(IntEnum):
 
 
 class Owner(IntEnum):
-    """What owns a device event that belongs to no module.
-
-    OUTSIDE are kernels outside of modules, as of a loss function or the clipping of gradients; COMMUNICATION is as of
-    DDP's reductions of gradients; the launch of NOT_LAUNCHED is not in the trace.
-    """
+    """What owns a device event that belongs to no module: OUTSIDE are kernels, as of a loss or of clipping."""
 
     OPTIMIZER = 0
     DATA = 1
@@ -77,10 +73,7 @@ _GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModulePlaces:
-    """Where moments of threads are in the model: the module's index or ABSENT, and the ModulePhase.
-
-    ``is_numberless``: the innermost range is a node of autograd without a sequence number.
-    """
+    """Where moments of threads are in the model; numberless is a node of autograd without a sequence number."""
 
     module: Int64
     phase: Int64
@@ -88,11 +81,7 @@ class ModulePlaces:
 
 
 class ModuleMap:
-    """The marks of modules and the nodes of autograd of one trace.
-
-    ``names`` are paths, and ``PATH::compiled N`` for what torch.compile made of one; ``around`` has for each the module
-    around its first forward, or ABSENT.
-    """
+    """The marks of modules, ``PATH::compiled N`` for what torch.compile made of one, and the nodes of autograd."""
 
     def __init__(self, trace: Trace) -> None:
         self.names: list[str] = []
@@ -257,10 +246,7 @@ def _kind_of(name: str) -> int:
 
 
 def _match_threads(of_node: Int64, sequence: Int64, thread: Int64, forward_sequence: Int64) -> dict[int, int]:
-    """The thread that each number of a forward thread means: the one that ran most of these sequence numbers.
-
-    No two numbers mean one thread; that of the most nodes chooses first.
-    """
+    """The thread that each number of a forward thread means: the one that ran most of these sequence numbers."""
     threads: dict[int, int] = {}
     own = {of: np.unique(forward_sequence[thread == of]) for of in distinct(thread)}
     wanted = {number: np.unique(sequence[of_node == number]) for number in distinct(of_node)}
@@ -312,10 +298,7 @@ def find_owners(trace: Trace, modules: ModuleMap) -> tuple[Int64, Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTimes:
-    """One module of one rank, without the modules inside it; times, kernels and operations are by ModulePhase.
-
-    ``around`` is the path of the module around its first forward; calls are without recomputation.
-    """
+    """One module of one rank, without those inside; ``around`` is the module around its first forward."""
 
     path: str
     around: str

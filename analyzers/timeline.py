@@ -47,10 +47,7 @@ class TrackStep(Struct, frozen=True):
 
 
 class StateRuns(Struct, frozen=True, eq=False):
-    """What a device did, without gaps, from its first event to its last one; times on the wall clock of its host.
-
-    ``state`` has for each an index into STATES.
-    """
+    """What a device did, without gaps, as indexes into STATES; times on the wall clock of its host."""
 
     start_ns: Int64
     end_ns: Int64
@@ -58,10 +55,7 @@ class StateRuns(Struct, frozen=True, eq=False):
 
 
 class RankTracks(Struct, frozen=True, eq=False):
-    """What a timeline shows of one device of one rank in one window, or of a rank without a device.
-
-    Times become those of the wall clock by ``base_ns``; an unknown host is ``""``, an unknown process ABSENT.
-    """
+    """What a timeline shows of one device of one rank, or of a rank without one; base_ns is added to its times."""
 
     trace: str
     rank: int | None
@@ -138,20 +132,14 @@ def _find_states(trace: Trace, device: int, rows: Bool) -> StateRuns:
 
 
 class ClockShift(Struct, frozen=True):
-    """What a rank's clock is ahead of the common one, and how far that may be wrong.
-
-    Without a residual no collective connects the rank with the others, and its host's clock counts as it is.
-    """
+    """What a rank's clock is ahead of the common one, and how far that may be wrong; None without a collective."""
 
     offset_ns: int = 0
     residual_ns: int | None = None
 
 
 class JoinedOperation(Struct, frozen=True):
-    """A communication operation that several ranks made together, in nanoseconds on the common clock.
-
-    Ranks are in the order in which they arrived; the transfer is the shortest duration on any rank.
-    """
+    """An operation that several ranks made together, in nanoseconds on the common clock; ranks are as they arrived."""
 
     group: GroupKey
     kind: OperationKind
@@ -177,10 +165,7 @@ class Bubble(Struct, frozen=True):
 
 
 class JobTracks(Struct, frozen=True, eq=False):
-    """The tracks of a job, by rank, then by time; those without a rank last.
-
-    ``reference`` is the rank whose clock is the common one; absent where no collective connects two ranks.
-    """
+    """The tracks of a job, by rank, then by time; without a reference no collective connects two ranks."""
 
     ranks: tuple[RankTracks, ...]
     clocks: dict[int, ClockShift]

@@ -241,10 +241,7 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Purposes:
-    """The purpose of each allocation, one row each: its category, and its module's number, -1 for none.
-
-    ``names`` has the parameter of a weight or gradient by row, ``steps`` the first event and the number of each step.
-    """
+    """The purpose of each allocation, one row each; a module is -1 for none, ``names`` are of parameters."""
 
     categories: npt.NDArray[np.int8]
     modules: Int64

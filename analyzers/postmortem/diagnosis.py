@@ -63,10 +63,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why a training stalled or failed, in one sentence; ``ranks`` are those to look at, empty where unknown.
-
-    ``group`` and ``sequence`` are of the collective; ``expected`` is what the other ranks called.
-    """
+    """Why a training stalled or failed, in one sentence; ``ranks`` are those to look at, ``expected`` is of others."""
 
     reason: Reason
     ranks: tuple[int, ...]

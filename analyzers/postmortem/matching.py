@@ -122,10 +122,7 @@ class History:
         return explain_shift(known[position:], known[since] * repeats) or shift
 
     def find_deviation(self) -> int | None:
-        """The position of the last calls' first one that did not come before in its place; None without one.
-
-        A deviation counts where the calls before it were regular: each is what came before in its place.
-        """
+        """The first of the last calls that did not come before in its place; None without one."""
         last = range(max(1, len(self.tokens) - LAST_CALLS), len(self.tokens))
         return next((index for index in last if _is_new(self.tokens, index)), None)
 
@@ -211,10 +208,7 @@ class MatchedCollective:
 
 
 class Matching(NamedTuple):
-    """The collectives of all groups, matched; each list begins with what was called first.
-
-    Ranks called different things as the same one, some have not called it, or all have and it is not over.
-    """
+    """The collectives of all groups, matched; each list begins with what was called first."""
 
     differences: list[MatchedCollective]
     absences: list[MatchedCollective]

@@ -80,10 +80,7 @@ class CodePlace:
 
 
 def locate(frames: Sequence[CodeLine], text: str = "") -> CodePlace | None:
-    """Where a thread is, by its frames, the innermost first; None where there are none.
-
-    ``text`` is the code of the innermost frame: what C does for a line of the user's own has no frame.
-    """
+    """Where a thread is, by its frames, the innermost first; ``text`` is that one's code, as C has no frame."""
     if not frames:
         return None
     index = next((index for index, frame in enumerate(frames) if _is_own(frame.file)), None)
@@ -170,10 +167,7 @@ class FirstFailure:
 
 
 def find_first_failure(evidence: PostMortem, *, with_libraries: bool = False) -> FirstFailure | None:
-    """The first failure that is no consequence of another rank's; None where there is none.
-
-    ``with_libraries`` counts the aborts of libraries, too, which give up where ranks disagree or one is lost.
-    """
+    """The first failure that is no consequence of another rank's, nor, by default, the abort of a library."""
     stalls = [state.noticed_ns for state in evidence.ranks.values() if state.noticed_ns and not state.has_resumed]
     stalled_ns = min(stalls, default=None)
     failures = [

@@ -53,10 +53,7 @@ _ERRORS = (
 
 
 class PickleDamage(Exception):
-    """The bytes are no complete pickle, or more than should be read; the text is the problem.
-
-    ``names`` are the functions that loading it would have called or looked up before the damage.
-    """
+    """The bytes are no complete pickle, or too many; ``names`` are the functions that loading it would look up."""
 
     def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
         super().__init__(text)
@@ -65,10 +62,7 @@ class PickleDamage(Exception):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The result that a call of a function would have; the function is empty if the pickle computes it.
-
-    ``state`` and ``items`` would be set on the result, and added to it.
-    """
+    """The result that a call of a function would have; the function is empty if the pickle computes it."""
 
     function: str
     arguments: object

@@ -125,11 +125,7 @@ _EXPERT_KINDS = (Kind.EXPERT, Kind.EXPERT_OPTIMIZER)
 
 @dataclass
 class _Reading:
-    """What is gathered while the files of a checkpoint are read.
-
-    ``parameter_sizes`` are the shapes that ZeRO 3 stores where the weights would be; ``dcp``, ``tied`` and
-    ``metadata_calls`` are by ``.metadata``.
-    """
+    """What is gathered while the files of a checkpoint are read; ZeRO 3 stores shapes where the weights would be."""
 
     folder: Path
     damage: list[str] = field(default_factory=list)

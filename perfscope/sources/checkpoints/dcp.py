@@ -53,13 +53,7 @@ class ShardPart:
 
 @dataclass(slots=True)
 class DcpMetadata:
-    """The content of ``.metadata``.
-
-    Attributes:
-        files: What each shard file holds, by the names of the file and of the tensor.
-        extents: The size that each shard file must have at least, in bytes.
-        names: Functions and classes that loading it would look up.
-    """
+    """The content of ``.metadata``; a shard file must have at least the bytes of its extent."""
 
     tensors: dict[str, DcpTensor]
     names: frozenset[str]

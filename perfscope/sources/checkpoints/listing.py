@@ -29,10 +29,7 @@ class FileDamage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files below a folder, with sizes in bytes, by their paths in it.
-
-    ``aliases`` are links to what is listed by itself, ``broken`` those that lead nowhere; ``unreadable`` has reasons.
-    """
+    """The files below a folder, by path: sizes in bytes, links to what is listed itself, broken links, and damage."""
 
     sizes: Mapping[str, int]
     modified_ns: Mapping[str, int] = field(default_factory=dict)

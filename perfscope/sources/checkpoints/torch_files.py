@@ -93,13 +93,9 @@ class TorchTensor:
 
 @dataclass(frozen=True, slots=True)
 class TorchFile:
-    """The content of a file of ``torch.save``.
+    """The content of a file of ``torch.save`` in inert form.
 
-    Attributes:
-        value: The saved object in inert form.
-        names: Every function or class that loading it would look up.
-        stored_bytes: The size of each storage in the file, by key; empty for the old format.
-        whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
+    ``stored_bytes`` is empty for the old format; ``whole_elements`` are of tensors of which it has the shard of a rank.
     """
 
     value: object
