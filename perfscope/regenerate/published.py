@@ -482,8 +482,6 @@ def _check_cell(
     if published is not None:
         printed = exact.over(exact_interval(published.unit))
         verdict = judge(published, printed)
-        if verdict is CellVerdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
-            verdict = CellVerdict.FROM_UNROUNDED
         return _make_cell(table, row, column, published, str(quantity), printed.value, verdict)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
@@ -515,20 +513,6 @@ def _make_cell(
         verdict=verdict,
         span=published.span,
     )
-
-
-def _is_of_printed_speedup(table: PublishedTable, row: PublishedRow, baseline: PublishedRow | None) -> bool:
-    """Whether the efficiency is that of the speed-up as printed, which itself follows from its table."""
-    speedup, efficiency = row.figures.get(_Q.SPEEDUP), row.figures[_Q.EFFICIENCY]
-    if speedup is None or baseline is None:
-        return False
-    try:
-        exact = recompute(table, row, _Q.SPEEDUP, baseline, None)
-        ratio = recompute(table, row, _Q.EFFICIENCY, baseline, None).value / exact.value
-    except NotComputable:
-        return False
-    printed = exact_interval(speedup.number * ratio / efficiency.unit)
-    return judge(speedup, exact) is not CellVerdict.WRONG and judge(efficiency, printed) is CellVerdict.ROUNDED
 
 
 def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:

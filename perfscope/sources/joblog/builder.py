@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from perfscope.sources.joblog.moments import MomentsBuilder
 from perfscope.sources.joblog.records import Record, RecordSeries
+from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Fact, PeakMemory, Save, Timer
 
@@ -113,6 +114,7 @@ class JobLogBuilder:
         self.saves = SavesBuilder(moments)
         self.arguments: dict[str, str] = {}
         self.tflops_label: str | None = None
+        self.clocks: dict[str, ElapsedClock] = {}
         self._peaks: dict[str, int] = {}
         self.out_of_memory: str | None = None
         self.unreadable = 0
@@ -139,6 +141,21 @@ class JobLogBuilder:
         for name, value in settings.items():
             setattr(series, name, value)
         series.add(record, label)
+
+    def add_dated(self, source: str, record: Record, label: bytes | None, stamp_ns: int | None) -> None:
+        """Append a record with the time since the one before, divided by the iterations between them.
+
+        The first record, and the first after a restart, has no time. The clock runs on through evaluations and saves.
+        """
+        series = self.series_of(source)
+        series.clock_runs_on = True
+        series.add(record, label, stamp_ns)
+
+    def clock(self, source: str, *, runs_on: bool = True) -> ElapsedClock:
+        """The clock whose differences are the times of a source, through evaluations and saves where it runs on."""
+        if source not in self.clocks:
+            self.clocks[source] = ElapsedClock(self.series_of(source), runs_on=runs_on)
+        return self.clocks[source]
 
     def timed(
         self, text: bytes, unit_ns: int, iteration: int | None = None, *, loss: float | None = None, digits: bool = True

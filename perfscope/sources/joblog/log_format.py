@@ -79,6 +79,11 @@ def on_restart(state: FormatState, _line: LineMatch) -> None:
     state.log.on_restart()
 
 
+def sets(name: str, value: str | None = None) -> OnMatch:
+    """What sets an attribute of the state, to True where no value is given."""
+    return lambda state, _line: setattr(state, name, value or True)
+
+
 def counts(name: str, source: str = "log") -> OnMatch:
     """What sets a fact to the number in the first group of a rule's pattern."""
     return lambda state, line: state.log.set_count(name, line[1], source)

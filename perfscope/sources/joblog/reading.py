@@ -151,6 +151,8 @@ class _LogReader:
         log, name = self._log, parse_file_name(path)
         for fact, value in name.facts.items():
             log.set_fact(fact, value, "name")
+        for clock in log.clocks.values():
+            clock.close()
         for each in _CLOSED_IN_ORDER:
             if id(each) in self._states:
                 each.close(self._states[id(each)])

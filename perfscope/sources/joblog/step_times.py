@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.log_format import LineMatch
-from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.resolve import MOST_APART, SKEW
 
 #: By how many of its last digits a clock has moved where its rounding matters little, and where it is a fifth.
@@ -24,17 +22,6 @@ USABLE = 5
 def are_alike(first_ns: int, second_ns: int) -> bool:
     """Whether two sources can have timed the same steps."""
     return max(first_ns, second_ns) <= MOST_APART * min(first_ns, second_ns)
-
-
-def add_dated(log: JobLogBuilder, source: str, line: LineMatch, record: Record, stamp_ns: int | None = None) -> None:
-    """Append a record with the time since the record before it, divided by the iterations between them.
-
-    The first record, and the first after a restart, has no time. ``stamp_ns`` is the line's date where it is written in
-    another way. The clock runs on through evaluations and saves.
-    """
-    series = log.series_of(source)
-    series.clock_runs_on = True
-    series.add(record, line.label, stamp_ns if stamp_ns is not None else line.timestamp_ns)
 
 
 class EpochCounter:
@@ -71,9 +58,9 @@ class ElapsedClock:
     ``runs_on`` says that the clock runs on through evaluations and saves.
     """
 
-    def __init__(self, source: str, *, runs_on: bool = True) -> None:
-        self.source = source
-        self.runs_on = runs_on
+    def __init__(self, series: RecordSeries, *, runs_on: bool = True) -> None:
+        self._series = series
+        series.clock_runs_on, series.covers_gaps = runs_on, True
         self._begin: _Reading | None = None
         self._last: _Reading | None = None
         self._pending: Record | None = None
@@ -81,7 +68,6 @@ class ElapsedClock:
 
     def add(
         self,
-        log: JobLogBuilder,
         record: Record,
         elapsed_ns: int,
         resolution_ns: int,
@@ -96,18 +82,16 @@ class ElapsedClock:
         """
         assert record.iteration is not None
         reading = _Reading(record.iteration, elapsed_ns, tokens)
-        series = log.series_of(self.source)
-        series.clock_runs_on, series.covers_gaps = self.runs_on, True
-        last, begin = self._last, self._begin
+        series, last, begin = self._series, self._last, self._begin
         if last is not None and reading.step <= last.step:
             if reading.step == last.step or reading.step > last.step - SKEW or elapsed_ns > last.elapsed_ns:
                 return  # another rank's copy
-            self.close(log)
+            self.close()
             series.on_restart()
             last = begin = None
         self._last, self._resolution_ns = reading, resolution_ns
         if last is None or begin is None or elapsed_ns < last.elapsed_ns:
-            self.restart(log)
+            self.restart()
             self._last = self._begin = reading
             series.add(record, label)
             return
@@ -123,21 +107,21 @@ class ElapsedClock:
         self._begin, self._pending = reading, None
         series.add(record, label)
 
-    def restart(self, log: JobLogBuilder) -> None:
+    def restart(self) -> None:
         """The clock begins anew, as at the start of an epoch; what it has not yet measured precisely has no time."""
         if self._pending is not None:
-            log.series_of(self.source).add(msgspec.structs.replace(self._pending, wall_ns=None))
+            self._series.add(msgspec.structs.replace(self._pending, wall_ns=None))
         self._pending = self._begin = None
 
-    def close(self, log: JobLogBuilder) -> None:
+    def close(self) -> None:
         """Add the last iteration, without a time where it is not precise, unless nothing else is timed."""
         begin, last, pending = self._begin, self._last, self._pending
         if begin is not None and last is not None and pending is not None:
-            series, moved_ns = log.series_of(self.source), last.elapsed_ns - begin.elapsed_ns
+            series, moved_ns = self._series, last.elapsed_ns - begin.elapsed_ns
             if not series.has_times and moved_ns >= USABLE * self._resolution_ns:
                 steps = last.step - begin.step
                 pending.wall_ns = moved_ns // steps
                 pending.wall_resolution_ns = max(self._resolution_ns // steps, 1)
                 series.add(pending)
                 self._pending = None
-        self.restart(log)
+        self.restart()

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 from perfscope.constants import GIGA, MEGA
 from perfscope.errors import SourceError, UsageError
@@ -211,8 +212,7 @@ _BELOW_ALL = 7
 _LARGEST = 10**15
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class _Statement(NamedTuple):
     """One constant that the text states in a line; the rank of its pattern is 0 for the most trusted."""
 
     quantity: Quantity
@@ -221,25 +221,16 @@ class Statement:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class StatedConstants:
-    """The constants that the text states for one table, and the problem with each that it states with two values."""
-
-    constants: dict[Quantity, Constant]
-    ambiguous: dict[Quantity, str]
-
-
-def find_statements(document: MarkdownDocument) -> list[Statement]:
+def _find_statements(document: MarkdownDocument) -> list[_Statement]:
     """Every constant that the text outside of tables states."""
     inside = {line for grid in document.grids for line in range(grid.line, grid.last_line + 1)}
-    statements: list[Statement] = []
-    for number, line in enumerate(document.lines, 1):
-        if number in inside:
-            continue
-        for quantity, rank, pattern in _PATTERNS:
-            statements.extend(
-                Statement(quantity, _value(quantity, match), number, rank) for match in pattern.finditer(line)
-            )
+    statements = [
+        _Statement(quantity, _value(quantity, match), number, rank)
+        for number, line in enumerate(document.lines, 1)
+        if number not in inside
+        for quantity, rank, pattern in _PATTERNS
+        for match in pattern.finditer(line)
+    ]
     return [statement for statement in statements if 0 < statement.value < _LARGEST]
 
 
@@ -250,9 +241,12 @@ def _value(quantity: Quantity, match: re.Match[str]) -> int:
     return int(Decimal(match["value"]) * (GIGA if unit == "B" else MEGA))
 
 
-def select_constants(document: MarkdownDocument, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
-    """The constants of one table, by the statements that apply to it."""
-    stated = StatedConstants({}, {})
+def _select_constants(
+    document: MarkdownDocument, grid: Grid, statements: Sequence[_Statement]
+) -> tuple[dict[Quantity, Constant], dict[Quantity, str]]:
+    """The constants of one table, and the problem with each that the text states with two values."""
+    constants: dict[Quantity, Constant] = {}
+    ambiguous: dict[Quantity, str] = {}
     for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
         of_quantity = [entry for entry in statements if entry.quantity is quantity]
         everywhere = [(1, len(document.lines))] if quantity in _SAME_EVERYWHERE else []
@@ -261,19 +255,19 @@ def select_constants(document: MarkdownDocument, grid: Grid, statements: Sequenc
             here = [entry for entry in here if entry.rank == min(each.rank for each in here)]
             if len({entry.value for entry in here}) > 1:
                 values = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
-                stated.ambiguous[quantity] = f"the text states the {quantity} as {values}"
+                ambiguous[quantity] = f"the text states the {quantity} as {values}"
             elif here:
-                stated.constants[quantity] = Constant(here[-1].value, f"line {here[-1].line}")
+                constants[quantity] = Constant(here[-1].value, f"line {here[-1].line}")
             if here:
                 break
-    return stated
+    return constants, ambiguous
 
 
 def _scopes(document: MarkdownDocument, grid: Grid) -> Iterator[tuple[int, int]]:
     """The ranges of lines whose statements apply to a table, from the nearest on.
 
     They are the text up to the table before and the one after it, the section, and the text under each heading above it
-    in the outline: what a chapter says before its first section applies to all of its sections.
+    in the outline. What a chapter says before its first section applies to all of its sections.
     """
     end = len(document.lines) + 1
     headings = [*document.headings, Heading(end, 0, "")]
@@ -333,12 +327,12 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
         table = read_table(_read_csv(path), constants, {}, required=bool(added))
         return PublishedFile(os.fspath(path), None, (table,) if table else (), ())
     document = read_markdown(path)
-    statements = find_statements(document)
+    statements = _find_statements(document)
     tables = []
     unread = list(document.unread)
     for grid in document.grids:
-        stated = select_constants(document, grid, statements)
-        table = read_table(grid, {**stated.constants, **constants}, stated.ambiguous, required=bool(added))
+        stated, ambiguous = _select_constants(document, grid, statements)
+        table = read_table(grid, {**stated, **constants}, ambiguous, required=bool(added))
         if table is None:
             unread.append(f"line {grid.line}: no column of the table can be recomputed")
         else:

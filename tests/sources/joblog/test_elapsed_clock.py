@@ -7,15 +7,15 @@ import pytest
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.tables.joblog import Disturbance, Iterations
 
 
 def read(readings: list[tuple[int, int]], resolution_ns: int = NS_PER_S, unit_ns: int = NS_PER_S) -> Iterations:
-    log, clock = JobLogBuilder(), ElapsedClock("clock")
+    log = JobLogBuilder()
+    clock = log.clock("clock")
     for step, elapsed in readings:
-        clock.add(log, Record(step, loss=1.0), elapsed * unit_ns, resolution_ns)
-    clock.close(log)
+        clock.add(Record(step, loss=1.0), elapsed * unit_ns, resolution_ns)
+    clock.close()
     return log.series["clock"].iterations()
 
 
@@ -54,16 +54,18 @@ def test_a_clock_that_is_set_back_gives_no_time_for_that_interval() -> None:
 
 
 def test_tokens_a_second_are_those_of_the_interval() -> None:
-    log, clock = JobLogBuilder(), ElapsedClock("clock")
+    log = JobLogBuilder()
+    clock = log.clock("clock")
     for step, elapsed, tokens in ((10, 100, 1000), (20, 140, 9000)):
-        clock.add(log, Record(step), elapsed * NS_PER_S, NS_PER_S, tokens=tokens)
+        clock.add(Record(step), elapsed * NS_PER_S, NS_PER_S, tokens=tokens)
     assert log.series["clock"].iterations().tokens_per_s.tolist() == [None, 200.0]
 
 
 @pytest.mark.parametrize("runs_on", [True, False])
 def test_an_evaluation_disturbs_the_interval_only_where_the_clock_runs_on(runs_on: bool) -> None:
-    log, clock = JobLogBuilder(), ElapsedClock("clock", runs_on=runs_on)
-    clock.add(log, Record(1), 0, NS_PER_S)
+    log = JobLogBuilder()
+    clock = log.clock("clock", runs_on=runs_on)
+    clock.add(Record(1), 0, NS_PER_S)
     log.on_disturbance(Disturbance.EVALUATION)
-    clock.add(log, Record(2), 90 * NS_PER_S, NS_PER_S)
+    clock.add(Record(2), 90 * NS_PER_S, NS_PER_S)
     assert log.series["clock"].iterations().disturbed.tolist() == ["", "evaluation" if runs_on else ""]

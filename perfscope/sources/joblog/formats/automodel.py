@@ -10,12 +10,10 @@ seconds, and include evaluations and saves; ``tps`` is tokens a second of the jo
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import only_integer, parse_number
 from perfscope.tables.joblog import Disturbance
 
@@ -23,14 +21,7 @@ DATES = "dates of Automodel's lines"
 SPEED = "Automodel's tps"
 
 
-@dataclass(slots=True)
-class _State(FormatState):
-    """The dates."""
-
-    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(DATES))
-
-
-def _on_step(state: _State, line: LineMatch) -> None:
+def _on_step(state: FormatState, line: LineMatch) -> None:
     log, step, stamp_ns = state.log, int(line["step"]) + 1, line.timestamp_ns
     total, single = parse_number(line["total"]), parse_number(line["single"])
     record = Record(step, tokens_per_s=total, tokens_per_s_per_gpu=single, loss=parse_number(line["loss"]))
@@ -41,12 +32,12 @@ def _on_step(state: _State, line: LineMatch) -> None:
         if gpus is not None:
             log.set_fact("gpus", gpus, "records")
     if stamp_ns is not None:
-        state.clock.add(log, copy(record), stamp_ns, NS_PER_S, label=line.label)
+        log.clock(DATES).add(copy(record), stamp_ns, NS_PER_S, label=line.label)
 
 
 FORMAT = LogFormat(
     framework="nemo-automodel",
-    state=_State,
+    state=FormatState,
     rules=(
         LineRule(
             b"/gpu)",
@@ -58,5 +49,4 @@ FORMAT = LogFormat(
         LineRule(b"[val] ", rb"\[val\] (?:name|step)", disturbs(Disturbance.EVALUATION), identifies=False),
     ),
     sources=(DATES, SPEED),
-    close=lambda state: state.clock.close(state.log),
 )

@@ -26,7 +26,7 @@ from perfscope.sources.joblog.log_format import (
     on_restart,
 )
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import add_dated, are_alike
+from perfscope.sources.joblog.step_times import are_alike
 from perfscope.sources.joblog.text import only_integer, parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
@@ -182,7 +182,7 @@ def _on_pipeline_step(state: FormatState, line: LineMatch) -> None:
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
-    add_dated(state.log, STEPS, line, Record(iteration=int(line[1])))
+    state.log.add_dated(STEPS, Record(iteration=int(line[1])), line.label, line.timestamp_ns)
     state.log.set_fact("skipped_total", int(line[2]), "log")
 
 

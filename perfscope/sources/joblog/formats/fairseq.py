@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock, EpochCounter
+from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_numbers
 from perfscope.tables.joblog import Disturbance
 
@@ -29,9 +29,8 @@ _ALIKE = 0.05
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The wall clock, and updates over all epochs where lines do not number them."""
+    """Updates over all epochs where lines do not number them."""
 
-    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(WALL))
     epochs: EpochCounter = field(default_factory=EpochCounter)
 
 
@@ -55,12 +54,11 @@ def _on_update(state: _State, line: LineMatch) -> None:
     log.add(WORDS, record, line.label, clock_runs_on=True, covers_gaps=True, measures_from_zero=False)
     wall_s = cells.get(b"wall")
     if wall_s is not None:
-        state.clock.add(log, Record(step, loss=record.loss), round(wall_s * NS_PER_S), NS_PER_S, label=line.label)
+        log.clock(WALL).add(Record(step, loss=record.loss), round(wall_s * NS_PER_S), NS_PER_S, label=line.label)
 
 
 def _close(state: _State) -> None:
     """Do not trust the meters where the wall clock contradicts them."""
-    state.clock.close(state.log)
     medians = state.log.median_times()
     words, wall = medians.get(WORDS), medians.get(WALL)
     if words is not None and wall is not None and abs(words - wall) > _ALIKE * wall:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, sets
 from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
 from perfscope.sources.joblog.progress_bars import ProgressBars
 from perfscope.sources.joblog.records import Record
@@ -120,14 +120,6 @@ def _on_evaluation(state: _State, _line: LineMatch) -> None:
 
 def _on_save(state: _State, _line: LineMatch) -> None:
     state.bars.on_disturbance(Disturbance.SAVE)
-
-
-def _on_imitation(state: _State, _line: LineMatch) -> None:
-    state.imitates = True
-
-
-def _on_axolotl(state: _State, _line: LineMatch) -> None:
-    state.name = "axolotl"
 
 
 def _on_memory(state: FormatState, line: LineMatch) -> None:
@@ -293,7 +285,7 @@ _RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"'eval_runtime':", rb"'eval_runtime':", _on_evaluation, identifies=False),
     LineRule(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation, identifies=False),
     LineRule(b"Saving model checkpoint to", rb"Saving model checkpoint to", _on_save, identifies=False),
-    LineRule(b"[axolotl.", rb"\[axolotl\.", _on_axolotl, identifies=False),
+    LineRule(b"[axolotl.", rb"\[axolotl\.", sets("name", "axolotl"), identifies=False),
     LineRule(
         b"'memory/",
         rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})",
@@ -310,9 +302,9 @@ _RULES: tuple[LineRule[_State], ...] = (
         begin=(b"{",),
     ),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
-    LineRule(b"[    INFO] - ", rb"\[    INFO\] - ", _on_imitation, identifies=False),
-    LineRule(b"interval_runtime: ", rb"interval_runtime: ", _on_imitation, identifies=False),
-    LineRule(b"Num batches each epoch = ", rb"Num batches each epoch = ", _on_imitation, identifies=False),
+    LineRule(b"[    INFO] - ", rb"\[    INFO\] - ", sets("imitates"), identifies=False),
+    LineRule(b"interval_runtime: ", rb"interval_runtime: ", sets("imitates"), identifies=False),
+    LineRule(b"Num batches each epoch = ", rb"Num batches each epoch = ", sets("imitates"), identifies=False),
     LineRule(
         b"'train_runtime':",
         rb"'train_runtime':[^{}]*+\}",

@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole, sets
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock, EpochCounter
+from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number
 
 SOURCE = "the clock of Lightning's bar"
@@ -26,9 +26,8 @@ _LOSS = re.compile(rb"(?<![\w])(?:train_)?loss(?:_step)?=([\d.eE+-]{1,20})")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The clock, batches over all epochs, the epoch of the last bar, and whether it has come to its validation."""
+    """Batches over all epochs, the epoch of the last bar, and whether it has come to its validation."""
 
-    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(SOURCE))
     epochs: EpochCounter = field(default_factory=EpochCounter)
     epoch: int = -1
     validated: bool = False
@@ -37,17 +36,13 @@ class _State(FormatState):
 def _on_bar(state: _State, line: LineMatch) -> None:
     epoch, step = int(line["epoch"]), int(line["step"])
     if epoch != state.epoch:
-        state.clock.restart(state.log)
+        state.log.clock(SOURCE).restart()
         state.epoch, state.validated = epoch, False
     if state.validated or not step:
         return
     loss = _LOSS.search(line["cells"])
     record = Record(state.epochs.add(epoch, step, int(line["total"])), loss=parse_number(loss[1]) if loss else None)
-    state.clock.add(state.log, record, parse_clock_s(line["clock"]) * NS_PER_S, NS_PER_S)
-
-
-def _on_validation(state: _State, _line: LineMatch) -> None:
-    state.validated = True
+    state.log.clock(SOURCE).add(record, parse_clock_s(line["clock"]) * NS_PER_S, NS_PER_S)
 
 
 FORMAT = LogFormat(
@@ -64,12 +59,11 @@ FORMAT = LogFormat(
         LineRule(
             b"Validati",
             rb"(?:Validating|Validation)(?: \w{1,20})?(?: \d{1,3})?: {1,4}(?:\d{1,3}%|\d{1,9}it)",
-            _on_validation,
+            sets("validated"),
             identifies=False,
             begin=(b"Validati",),
         ),
     ),
     sources=(SOURCE,),
-    close=lambda state: state.clock.close(state.log),
     role=WriterRole.LIBRARY,
 )

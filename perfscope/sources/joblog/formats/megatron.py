@@ -36,6 +36,7 @@ from perfscope.sources.joblog.log_format import (
     counts,
     disturbs,
     on_restart,
+    sets,
 )
 from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_number, parse_resolution
@@ -235,10 +236,6 @@ def _on_argument(state: _State, line: LineMatch) -> None:
         log.set_count("experts", text, "arguments")
 
 
-def _on_last_argument(state: _State, _line: LineMatch) -> None:
-    state.has_all_arguments = True
-
-
 def _on_world_size(state: FormatState, line: LineMatch) -> None:
     state.log.set_count("gpus", line[1], "log")
     for name, size in _BANNER_SIZE.findall(line.full_line):
@@ -307,7 +304,7 @@ _SETUP_RULES: tuple[LineRule[_State], ...] = (
         rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
         _on_argument,
     ),
-    LineRule(b"end of arguments --", rb"end of arguments --", _on_last_argument),
+    LineRule(b"end of arguments --", rb"end of arguments --", sets("has_all_arguments")),
     LineRule(b"using world size:", rb"using world size: (\d+)", _on_world_size),
     LineRule(
         b"number of parameters on",
@@ -350,11 +347,6 @@ def _on_save_begin(state: FormatState, line: LineMatch) -> None:
     state.log.saves.on_begin(None if iteration is None else int(iteration), path, line.timestamp_ns)
 
 
-def _on_save_end(state: FormatState, line: LineMatch) -> None:
-    """``successfully saved checkpoint from iteration 10``: a later save may have begun since."""
-    state.log.saves.on_end(parse_number(line[1]), line.timestamp_ns)
-
-
 def _on_save_scheduled(state: FormatState, line: LineMatch) -> None:
     state.log.saves.on_scheduled(line.timestamp_ns)
 
@@ -381,7 +373,7 @@ _SAVES_RULES: tuple[LineRule[_State], ...] = (
     LineRule(
         b"successfully saved checkpoint",
         rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?",
-        _on_save_end,
+        lambda state, line: state.log.saves.on_end(parse_number(line[1]), line.timestamp_ns),
         identifies=False,
     ),
     LineRule(

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
 
 VALIDATIONS = "modded-nanogpt's train_time at validations"
@@ -27,30 +26,26 @@ _LATEST_RESET = 1000  # later the rounded mean does not tell
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The clock at validations, and the clock at steps; how many steps each leaves out."""
+    """How many steps the clock of each source leaves out."""
 
-    clocks: tuple[ElapsedClock, ElapsedClock] = field(
-        default_factory=lambda: (ElapsedClock(VALIDATIONS, runs_on=False), ElapsedClock(STEPS, runs_on=False))
-    )
-    untimed: list[int] = field(default_factory=lambda: [0, 0])
+    untimed: dict[str, int] = field(default_factory=lambda: {VALIDATIONS: 0, STEPS: 0})
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
-    log, step, which = state.log, int(line["step"]), b"val_loss:" not in line[0]
+    log, step, source = state.log, int(line["step"]), VALIDATIONS if b"val_loss:" in line[0] else STEPS
     log.set_count("train_iterations", line["total"], "records")
+    clock = log.clock(source, runs_on=False)
     time_ms, mean_ms = float(line["ms"]), parse_number(line["mean"])
     if step <= _LATEST_RESET:
         untimed = step - round(time_ms / mean_ms) if mean_ms else 0
-        if abs(untimed - state.untimed[which]) > 1:
-            state.clocks[which].restart(log)
-        state.untimed[which] = untimed
+        if abs(untimed - state.untimed[source]) > 1:
+            clock.restart()
+        state.untimed[source] = untimed
     record = Record(step, loss=parse_number(line["loss"]))
-    state.clocks[which].add(log, record, round(time_ms * NS_PER_MS), NS_PER_MS, label=line.label)
+    clock.add(record, round(time_ms * NS_PER_MS), NS_PER_MS, label=line.label)
 
 
 def _close(state: _State) -> None:
-    for clock in state.clocks:
-        clock.close(state.log)
     if STEPS in state.log.series and VALIDATIONS in state.log.median_times():
         state.log.series.pop(STEPS)  # the host's clock contradicts nothing
 

@@ -9,12 +9,10 @@ mean since the start, with its warm-up, and is not used.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
@@ -27,14 +25,7 @@ _CELL = re.compile(
 _DICTIONARY = rb"\{[^\n{}]{0,3000}?['\"]%s['\"]: [^\n{}]{0,3000}\}"
 
 
-@dataclass(slots=True)
-class _State(FormatState):
-    """The clock."""
-
-    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(SOURCE))
-
-
-def _on_dictionary(state: _State, line: LineMatch) -> None:
+def _on_dictionary(state: FormatState, line: LineMatch) -> None:
     cells = dict(_CELL.findall(line[0]))
     if b"eval_runtime" in cells:
         state.log.on_disturbance(Disturbance.EVALUATION)
@@ -47,17 +38,16 @@ def _on_dictionary(state: _State, line: LineMatch) -> None:
     elapsed_s = sum(int(part or 0) * unit for part, unit in zip(elapsed.groups(), units, strict=True))
     state.log.set_count("train_iterations", total, "records")
     record = Record(int(step), loss=parse_number(cells.get(b"loss", b"")))
-    state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S, label=line.label)
+    state.log.clock(SOURCE).add(record, elapsed_s * NS_PER_S, NS_PER_S, label=line.label)
 
 
 FORMAT = LogFormat(
     framework="ms-swift",
-    state=_State,
+    state=FormatState,
     rules=(
         LineRule(b"/max_steps", _DICTIONARY % b"global_step/max_steps", _on_dictionary, begin=(b"{",)),
         LineRule(b"train_speed(s/it)", _DICTIONARY % b"iteration", _on_dictionary, begin=(b"{",)),
         LineRule(b"[INFO:swift]", rb"\[INFO:swift\]", ignore_line),
     ),
     sources=(SOURCE,),
-    close=lambda state: state.clock.close(state.log),
 )

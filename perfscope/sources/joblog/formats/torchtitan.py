@@ -16,7 +16,6 @@ from math import prod
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import add_dated
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Save
 
@@ -63,7 +62,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
         log.add_memory(GIB, reserved=reserved)
         if percent is not None and percent > 0:
             state.total_memory_gib = round(reserved * 100 / percent, 1)
-    add_dated(log, SOURCE, line, record)
+    log.add_dated(SOURCE, record, line.label, line.timestamp_ns)
 
 
 def _on_start(state: FormatState, line: LineMatch) -> None:
@@ -102,10 +101,6 @@ def _set_mesh(state: FormatState, sizes: dict[bytes, bytes]) -> None:
     log.set_fact("gpus", prod(int(size) for name, size in sizes.items() if name not in _NOT_DEVICES), "log")
 
 
-def _on_checkpointing(state: FormatState, line: LineMatch) -> None:
-    state.log.set_fact("checkpointing", line[1].decode(), "log")
-
-
 def _on_saved(state: FormatState, line: LineMatch) -> None:
     """The time until training continues, which for an asynchronous save is only that of the copy to the host."""
     seconds = parse_number(line["seconds"])
@@ -126,12 +121,9 @@ _STEP = re.compile(
     rb"[tw]ps:\s{0,20}+(?P<tps>[\d,]{1,20}+)(?:\s{1,20}+tflops:\s{0,20}+(?P<tflops>[\d.,]{1,20}+))?"
 )
 
-_TPS_RULE = LineRule(b"  tps:", _STEP, _on_step, begin=(b"step:",))
-_WPS_RULE = LineRule(b"  wps:", _STEP, _on_step, begin=(b"step:",))
-
-_RULES = (
-    _TPS_RULE,
-    _WPS_RULE,
+_RULES: tuple[LineRule[_State], ...] = (
+    LineRule(b"  tps:", _STEP, _on_step, begin=(b"step:",)),
+    LineRule(b"  wps:", _STEP, _on_step, begin=(b"step:",)),
     LineRule(b"Training starts at step", rb"Training starts at step.{0,600}", _on_start),
     LineRule(b"Trainer is initialized with", rb"Trainer is initialized with.{0,600}", _on_settings),
     LineRule(b"device mesh with", rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])", _on_mesh),
@@ -139,7 +131,7 @@ _RULES = (
     LineRule(
         b"activation checkpointing to the model",
         rb"Applied (full|selective) activation checkpointing to the model",
-        _on_checkpointing,
+        lambda state, line: state.log.set_fact("checkpointing", line[1].decode(), "log"),
         identifies=False,
     ),
     LineRule(

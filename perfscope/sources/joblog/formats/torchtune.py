@@ -13,12 +13,11 @@ step and over the GPUs. Padding that is masked does not count. Memory is in GiB.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
@@ -30,9 +29,8 @@ _CELL = re.compile(rb"(?<!\w)(\w++):(\S+)")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The clock of the bar, and the epoch that it counts."""
+    """The epoch that the bar counts."""
 
-    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(BAR))
     epoch: int = -1
 
 
@@ -41,10 +39,10 @@ def _on_bar(state: _State, line: LineMatch) -> None:
     if not step or not length or (number - step) % length:
         return  # it has the name of the step before
     if epoch != state.epoch:
-        state.clock.restart(state.log)
+        state.log.clock(BAR).restart()
         state.epoch = epoch
     record = Record(step + (max(epoch, 1) - 1) * length, loss=parse_number(line["loss"]))
-    state.clock.add(state.log, record, parse_clock_s(line["clock"]) * NS_PER_S, NS_PER_S)
+    state.log.clock(BAR).add(record, parse_clock_s(line["clock"]) * NS_PER_S, NS_PER_S)
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
@@ -75,5 +73,4 @@ FORMAT = LogFormat(
         LineRule(b" | val_loss:", rb"Step \d{1,12} \| val_loss:", disturbs(Disturbance.EVALUATION), begin=(b"Step ",)),
     ),
     sources=(BAR, SOURCE),
-    close=lambda state: state.clock.close(state.log),
 )

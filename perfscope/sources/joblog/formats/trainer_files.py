@@ -12,13 +12,12 @@ second follow from ``total_tokens`` instead.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line, sets
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
-from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
@@ -30,9 +29,8 @@ _ELAPSED = re.compile(rb"(?:(\d{1,4}) days?, )?(\d{1,3}):(\d\d):(\d\d)")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """Which file it is, its clock, and what the state says of the whole run."""
+    """Which file it is, and what the state says of the whole run."""
 
-    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(CLOCK))
     is_log: bool = False
     runtime_s: float | None = None
     samples_per_s: float | None = None
@@ -60,7 +58,7 @@ def _on_line(state: _State, line: LineMatch) -> None:
     state.log.set_count("train_iterations", line["total"], "records")
     tokens = parse_number(line["tokens"]) if line["tokens"] else None
     record = Record(int(line["step"]), loss=parse_number(line["loss"]) if line["loss"] else None)
-    state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S, tokens=None if tokens is None else int(tokens))
+    state.log.clock(CLOCK).add(record, elapsed_s * NS_PER_S, NS_PER_S, tokens=None if tokens is None else int(tokens))
 
 
 def _on_loss(state: _State, line: LineMatch) -> None:
@@ -89,13 +87,8 @@ def _on_figure(state: _State, line: LineMatch) -> None:
         state.micro_batch = int(value)
 
 
-def _on_evaluation(state: _State, _line: LineMatch) -> None:
-    state.has_evaluations = True
-
-
 def _close(state: _State) -> None:
     log = state.log
-    state.clock.close(log)
     if _FRAMEWORK not in log.frameworks or state.is_log:
         return
     log.drop_fact("gbs")  # ``train_batch_size`` is the global batch of DeepSpeed's configuration, here that of a device
@@ -149,7 +142,7 @@ FORMAT = LogFormat(
         _RULE,
         LineRule(b'"log_history": [', rb'"log_history": \[', ignore_line),
         LineRule(b'"loss": ', rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', _on_loss, identifies=False),
-        LineRule(b'"eval_runtime": ', rb'^ {2,8}"eval_runtime": ', _on_evaluation, identifies=False),
+        LineRule(b'"eval_runtime": ', rb'^ {2,8}"eval_runtime": ', sets("has_evaluations"), identifies=False),
         *(
             LineRule(
                 b'"' + name + b'": ', rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', _on_figure, identifies=False
