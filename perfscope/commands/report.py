@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
@@ -116,7 +116,7 @@ def refresh(
 
 #: Commands that only read; any other command in a marker is refused.
 READING = ("analyze", "bench", "compare", "whatif", "tflops", "plan", "checkpoint", "scaling", "logs")
-#: A block can hold tables of raw files, too.
+#: A table of raw files, which only blocks hold.
 _TABLE = ("report", "table")
 _WRITING_OPTIONS = ("-o", "--output", "--svg", "--rows", "--save")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
@@ -151,8 +151,6 @@ def answer_with(group: TyperGroup) -> Answer:
         name, *arguments = words
         command = group.get_command(typer.Context(group), name)
         assert command is not None, f"perfscope {name} does not exist"
-        if tuple(words[:2]) == _TABLE:
-            command, arguments = table_command(), arguments[1:]
         with contextlib.chdir(folder):
             try:
                 outcome = command.main(arguments, prog_name=f"perfscope {name}", standalone_mode=False)
@@ -167,15 +165,6 @@ def answer_with(group: TyperGroup) -> Answer:
         return outcome.report
 
     return answer
-
-
-def table_command() -> TyperCommand:
-    """What answers ``report table`` in a block."""
-    app = typer.Typer()
-    app.command()(table)
-    command = typer.main.get_command(app)
-    assert isinstance(command, TyperCommand)
-    return command
 
 
 def _refuse_writing(words: Sequence[str]) -> None:
@@ -193,5 +182,6 @@ def _refuse_writing(words: Sequence[str]) -> None:
 
 
 app = typer.Typer(help="Check published tables and regenerate reports from raw files.")
-for command in (refresh, build):
-    app.command()(command)
+app.command()(refresh)
+app.command()(build)
+app.command(hidden=True)(table)

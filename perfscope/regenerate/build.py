@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
@@ -48,50 +49,27 @@ def find_blocks(path: Path, text: str) -> Iterator[ReportBlock]:
     Raises:
         SourceError: A block has no end, or its command cannot be read.
     """
-    code = [match.span() for match in _CODE.finditer(text)]
-    start: re.Match[str] | None = None
+    masked = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
+    marks = list(_MARK.finditer(masked))
     level = closed = 0
-    for mark in _MARK.finditer(text):
-        if any(begin <= mark.start() < end for begin, end in code):
-            continue
-        line = text.count("\n", 0, (start or mark).start()) + 1
-        if (mark["command"] is None) is (start is None):
-            raise _unclosed(path, line) if start is not None else _unopened(path, line)
-        if start is None:
-            levels = [
-                len(heading[1])
-                for heading in _HEADING.finditer(text, closed, mark.start())
-                if not any(begin <= heading.start() < end for begin, end in code)
-            ]
-            start, level = mark, levels[-1] if levels else level
-            continue
-        yield _parse_block(path, text, line, (start, mark), level)
-        start, closed = None, mark.end()
-    if start is not None:
-        raise _unclosed(path, text.count("\n", 0, start.start()) + 1)
-
-
-def _unclosed(path: Path, line: int) -> SourceError:
-    return SourceError(path, f"line {line}: the block has no end", hint="add <!-- /perfscope -->")
-
-
-def _unopened(path: Path, line: int) -> SourceError:
-    return SourceError(path, f"line {line}: a block ends that did not begin")
-
-
-def _parse_block(
-    path: Path, text: str, line: int, marks: tuple[re.Match[str], re.Match[str]], level: int
-) -> ReportBlock:
-    begin, end = marks[0].end(), marks[1].start()
-    command, _, selection = marks[0]["command"].partition("::")
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise SourceError(path, f"line {line}: the command cannot be read: {error}") from None
-    if not words:
-        raise SourceError(path, f"line {line}: the block names no command")
-    sections = tuple(title.strip() for title in selection.split(";") if title.strip())
-    return ReportBlock(line, begin, end, words, sections, level, text[begin:end])
+    for start, end in zip_longest(marks[::2], marks[1::2]):
+        line = text.count("\n", 0, start.start()) + 1
+        if start["command"] is None:
+            raise SourceError(path, f"line {line}: a block ends that did not begin")
+        if end is None or end["command"] is not None:
+            raise SourceError(path, f"line {line}: the block has no end", hint="add <!-- /perfscope -->")
+        headings = _HEADING.findall(masked, closed, start.start())
+        level, closed = len(headings[-1]) if headings else level, end.end()
+        command, _, selection = start["command"].partition("::")
+        try:
+            words = tuple(shlex.split(command))
+        except ValueError as error:
+            raise SourceError(path, f"line {line}: the command cannot be read: {error}") from None
+        if not words:
+            raise SourceError(path, f"line {line}: the block names no command")
+        sections = tuple(title.strip() for title in selection.split(";") if title.strip())
+        content = text[start.end() : end.start()]
+        yield ReportBlock(line, start.end(), end.start(), words, sections, level, content)
 
 
 _SHORT = 12

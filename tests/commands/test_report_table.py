@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
-from perfscope.commands.report import table_command
+from perfscope.commands.report import app
 from perfscope.errors import PerfscopeError
 from perfscope.regenerate.published import CheckedCell, check_tables
 from perfscope.regenerate.refresh import ADDED_COLUMNS
@@ -21,7 +22,7 @@ HEADINGS = {column.heading for column in ADDED_COLUMNS.values()}
 
 
 def answer(*arguments: object) -> Report:
-    report = table_command().main(list(map(str, arguments)), standalone_mode=False).report
+    report = typer.main.get_group(app).main(["table", *map(str, arguments)], standalone_mode=False).report
     assert isinstance(report, Report)
     return report
 
