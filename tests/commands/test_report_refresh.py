@@ -105,17 +105,6 @@ def test_a_file_without_such_a_table_is_one_clear_line(refresh: Any, content: by
     assert "Traceback" not in answer.err
 
 
-def test_a_read_only_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "report.md"
-    path.write_text(TABLE)
-    path.chmod(0o444)
-    answer = run(capsys, "report", "refresh", path)
-    assert answer.code == 1
-    assert "is read-only" in answer.err
-    assert path.read_text() == TABLE
-    assert [entry.name for entry in tmp_path.iterdir()] == ["report.md"]
-
-
 def test_a_link_and_the_mode_of_a_file_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, link = tmp_path / "report.md", tmp_path / "link.md"
     path.write_text(TABLE)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.commands.published_tables import TABLE
-
 LONGER_SEQUENCES = """\
 | GPUs | bsz | seq | Samples per second | Speedup (x) |
 | ---- | --- | --- | ------------------ | ----------- |
@@ -15,21 +13,6 @@ LONGER_SEQUENCES = """\
 | 512  | 256 | 8192  | 111.2 | 1.84 |
 | 512  | 128 | 16384 | 108.0 | 1.79 |
 | 512  | 64  | 32768 | 106.0 | 1.75 |
-"""
-
-TWO_PRECISIONS = """\
-| Model | GPUs | Batch | FP32 imgs/second | AMP imgs/second | Speedup (FP32 to AMP) |
-| ----- | ---- | ----- | ---------------- | --------------- | --------------------- |
-| Net-0 | 8    | 192   | 2289 img/s       | 3518 img/s      | 1.53 x                |
-| Net-1 | 8    | 192   | 2415 img/s       | 3774 img/s      | 1.56 x                |
-"""
-
-NO_TIME = """\
-| GPUs | XLA | Precision | Speedup |
-| ---- | --- | --------- | ------- |
-| 1    | ON  | AMP       | 1.208   |
-| 8    | ON  | AMP       | 1.178   |
-| 1    | OFF | AMP       | 1.802   |
 """
 
 MARKED_BASE = """\
@@ -48,17 +31,8 @@ EACH_OF_THE_ROW_ABOVE = """\
 | 1    | captured  | 5.0                     | 1.22x   |
 """
 
-SHARE_IN_BRACKETS = """\
-| GPUs | samples/s   | speedup |
-| ---- | ----------- | ------- |
-| 1    | 100         | 1       |
-| 2    | 180 (90%)   | 1.80    |
-"""
 
-
-@pytest.mark.parametrize(
-    "text", [LONGER_SEQUENCES, TWO_PRECISIONS, NO_TIME, MARKED_BASE, EACH_OF_THE_ROW_ABOVE, SHARE_IN_BRACKETS]
-)
+@pytest.mark.parametrize("text", [LONGER_SEQUENCES, MARKED_BASE, EACH_OF_THE_ROW_ABOVE])
 def test_a_row_without_a_baseline_of_its_own_group_is_left_alone(refresh: Any, text: str) -> None:
     answer, written = refresh(text, "--format", "json")
     cells = answer.data["results"]["cells"]
@@ -95,11 +69,6 @@ def test_small_tables_of_a_file_of_another_convention_are_left_alone(refresh: An
     assert answer.out.count("another convention") == 3
 
 
-def test_one_wrong_cell_is_still_wrong(refresh: Any) -> None:
-    answer, _ = refresh(TABLE, "--check", "--format", "json")
-    assert "wrong" in {cell["verdict"] for cell in answer.data["results"]["cells"]}
-
-
 def test_a_change_that_may_be_of_several_rows_is_left_alone(refresh: Any) -> None:
     text = "| Net | AP |\n| - | - |\n| A | 29.3 |\n| B | 36.2 |\n| C | 31.4(+3.3) |\n"
     answer, written = refresh(text, "--format", "json")
@@ -123,14 +92,6 @@ OF_ANOTHER_COLUMN = """\
 | RTX 4080 | 1024x1024  | 0.224    | 0.356 (+59%)   |
 """
 
-OF_RUNS_THAT_ARE_NOT_SHOWN = """\
-| Dimension       | first      | second    |
-| --------------- | ---------- | --------- |
-| Security        | 74%        | 57%       |
-| Correctness     | 94% (+6%)  | 88% (-9%) |
-| Discoverability | 86% (+11%) | 76% (+9%) |
-"""
-
 OF_A_NUMBER_IN_THE_CELL = """\
 | Case | Result               |
 | ---- | -------------------- |
@@ -140,7 +101,7 @@ OF_A_NUMBER_IN_THE_CELL = """\
 """
 
 
-@pytest.mark.parametrize("text", [OF_ANOTHER_COLUMN, OF_RUNS_THAT_ARE_NOT_SHOWN, OF_A_NUMBER_IN_THE_CELL])
+@pytest.mark.parametrize("text", [OF_ANOTHER_COLUMN, OF_A_NUMBER_IN_THE_CELL])
 def test_a_change_of_something_else_than_the_first_row_is_left_alone(refresh: Any, text: str) -> None:
     answer, written = refresh(text)
     assert (answer.code, written) in ((0, text.encode()), (1, text.encode()))

@@ -58,20 +58,6 @@ def test_a_protocols_object_is_under_results_and_nothing_else_is(bert: Path) -> 
     assert "bert 1n1g: 2 runs; the protocol has 7" in document["notes"]
 
 
-def test_fewer_runs_are_a_note_and_no_failure(bert: Path) -> None:
-    ended = scaling(bert, "bz32", "--protocol", "dlperf-mxnet-bert")
-    assert ended.code == 0
-    assert "note: bert 1n8g: 2 runs" in ended.stderr
-    assert "| bert    |          2 |        16 |" in ended.stdout
-
-
-def test_deepspeeds_protocol(tmp_path: Path) -> None:
-    for case, speed in (("1n1g", 22.65), ("1n4g", 89.1)):
-        write_deepspeed(tmp_path / case, 1, [str(speed)] * 198)
-    document = as_json(tmp_path, ".", "--protocol", "dlperf-deepspeed")
-    assert document["results"]["gpt2-small"]["1n4g"]["speedup"] == 3.93
-
-
 def test_the_same_logs_without_a_protocol(gpt2: Path) -> None:
     document = as_json(gpt2, "b8")
     weak = document["weak"][0]

@@ -65,10 +65,6 @@ def test_the_published_benchmark_is_reproduced_to_the_digit(tmp_path: Path) -> N
     assert result.notes == ("bert 2n8g: 6 runs; the protocol has 7",)
 
 
-def test_the_oracle_gives_the_published_result_too() -> None:
-    assert oracle(PUBLISHED_RUNS, 32) == PUBLISHED_RESULT
-
-
 def test_an_iteration_is_the_median_of_its_ranks_in_the_order_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "1n2g").mkdir()
     (tmp_path / "1n1g").mkdir()
@@ -123,14 +119,6 @@ def test_two_batch_sizes_are_not_mixed(tmp_path: Path) -> None:
     assert mxnet(tmp_path / "bz48").speeds["bert"][0].batch_size_per_device == 48
 
 
-def test_other_files_are_named(tmp_path: Path) -> None:
-    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
-    (tmp_path / "1n1g" / "notes.log").write_text("throughput=?\n")
-    _, notes = read_protocol([tmp_path], Protocol.MXNET_BERT)
-    assert len(notes) == 1
-    assert "notes.log" in notes[0]
-
-
 def test_nothing_to_read_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no log of the protocol"):
         mxnet(tmp_path)
@@ -176,9 +164,3 @@ def test_records_glued_on_one_line_are_all_read(tmp_path: Path) -> None:
     path.write_text("".join(lines[:100]) + lines[100].rstrip("\n") + "".join(lines[101:]))
     runs, _ = read_protocol([tmp_path / "1n1g"], Protocol.DEEPSPEED)
     assert len(runs[0].speeds) == 198
-
-
-def test_two_logs_of_one_run_are_named(tmp_path: Path) -> None:
-    path = write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
-    path.with_name("bert_b32_fp16_1.log").write_text(path.read_text())
-    assert any("is run 1; only one counts" in note for note in mxnet(tmp_path).notes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,60 +41,12 @@ def test_a_law_is_recovered_from_its_own_figures(law: str, function: object, par
     )
 
 
-def test_amdahl_by_hand() -> None:
-    # With a serial share of a half no number of GPUs is more than twice as fast: 2 are 4/3, 4 are 8/5.
-    assert amdahl(np.asarray([1.0, 2.0, 4.0, 1e9]), 1.0, 0.5).tolist() == pytest.approx([1, 4 / 3, 8 / 5, 2])
-
-
 def test_the_universal_law_peaks_where_it_is_largest() -> None:
     observations = [(n, float(usl(np.asarray([float(n)]), 100.0, 0.05, 0.001)[0])) for n in (*GPUS, 64, 128)]
     fit = fits(observations)["usl"]
     everywhere = np.arange(1.0, 200.0)
     assert fit.peak_gpus == pytest.approx(np.sqrt(0.95 / 0.001), rel=1e-3)
     assert abs(everywhere[np.argmax(fit.throughput(everywhere))] - fit.peak_gpus) <= 1
-
-
-def test_no_grid_point_fits_better() -> None:
-    draw = np.random.default_rng(7)
-    observations = [(n, float(amdahl(np.asarray([float(n)]), 100.0, 0.04)[0] * draw.normal(1, 0.02))) for n in GPUS * 3]
-    fit = fits(observations)["amdahl"]
-    gpus = np.asarray(GPUS, np.float64)
-    speeds = np.asarray([np.median([speed for count, speed in observations if count == each]) for each in GPUS])
-    best = min(
-        float(np.sqrt(np.mean((amdahl(gpus, speed, serial) / speeds - 1) ** 2)))
-        for speed in np.linspace(90, 110, 81)
-        for serial in np.linspace(0, 0.1, 101)
-    )
-    assert fit.relative_error is not None
-    assert fit.relative_error <= best + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("law", "function", "parameters"),
-    [("amdahl", amdahl, (100.0, 0.04)), ("usl", usl, (100.0, 0.01, 0.0002))],
-)
-def test_intervals_hold_although_repeats_share_the_error_of_their_configuration(
-    law: str, function: Any, parameters: tuple[float, ...]
-) -> None:
-    """3 % a configuration, 1 % a run, five runs each on seven configurations."""
-    draw = np.random.default_rng(11)
-    held, predicted = [], []
-    truth = function(np.asarray([*GPUS, 64, 128], np.float64), *parameters)
-    for _ in range(120):
-        runs = truth[:, None] * draw.normal(1, 0.03, (8, 1)) * draw.normal(1, 0.01, (8, 5))
-        configurations = [
-            Configuration(gpus, tuple(row), nodes=gpus) for gpus, row in zip((*GPUS, 64), runs[:-1], strict=True)
-        ]
-        fit = fit_law(law, configurations, (128,))
-        for name, value in zip(fit.parameters or {}, parameters, strict=True):
-            low, high = (fit.intervals or {})[name] or (0.0, np.inf)
-            held.append(low <= value <= high)
-        interval = fit.predictions[0].interval
-        if interval is not None:
-            predicted.append(interval[0] <= runs[-1, 0] <= interval[1])
-    assert np.mean(held) >= 0.92
-    assert len(predicted) >= 100
-    assert np.mean(predicted) >= 0.92
 
 
 def test_more_repeats_on_the_same_configurations_do_not_make_an_interval_narrower() -> None:

@@ -62,22 +62,7 @@ def test_colours_and_carriage_returns_go() -> None:
     assert to_plain_text(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"
 
 
-HOSTILE = [
-    b"it/s] 50%| ",
-    b"%|",
-    b"{'loss': ",
-    b"{'loss':",
-    b"step: 1  loss: 2  tps",
-    b"  tps: ",
-    b"\x1b[m",
-    b"\x1b]0;",
-    b"\0",
-    b"a b ",
-    b"\x1b[32mstep: 1 ",
-    b"| iteration 7/ 9 | ",
-    b"\xff\xfe 9%|",
-    b"7" * 40,
-]
+HOSTILE = [b"%|", b"{'loss': ", b"step: 1  loss: 2  tps", b"\x1b]0;", b"\0", b"| iteration 7/ 9 | "]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)

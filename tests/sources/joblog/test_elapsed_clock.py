@@ -19,11 +19,6 @@ def read(readings: list[tuple[int, int]], resolution_ns: int = NS_PER_S, unit_ns
     return log.series["clock"].iterations()
 
 
-def test_a_long_step_is_a_record_of_its_own() -> None:
-    rows = read([(1, 10), (2, 50), (3, 92)])
-    assert rows.wall_ns.tolist() == [None, 40 * NS_PER_S, 42 * NS_PER_S]
-
-
 def test_short_steps_are_joined_until_the_clock_has_moved_twenty_digits() -> None:
     rows = read([(step, step * 3) for step in range(11)])
     assert rows.iteration.tolist() == [0, 7, 10]
@@ -34,11 +29,6 @@ def test_short_steps_are_joined_until_the_clock_has_moved_twenty_digits() -> Non
 def test_where_nothing_else_is_timed_five_digits_are_enough() -> None:
     assert read([(1, 8), (2, 11), (3, 14), (4, 17)]).wall_ns.tolist() == [None, 3 * NS_PER_S]
     assert read([(1, 8), (2, 11)]).wall_ns.tolist() == [None, None]
-
-
-def test_another_ranks_copy_is_dropped() -> None:
-    rows = read([(1, 0), (1, 0), (2, 30), (2, 30), (3, 60), (2, 61)])
-    assert rows.wall_ns.tolist() == [None, 30 * NS_PER_S, 30 * NS_PER_S]
 
 
 def test_a_clock_and_steps_that_begin_anew_are_a_restart() -> None:

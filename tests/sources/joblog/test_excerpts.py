@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from benchmarks.log_excerpts import EXCERPTS, FOREIGN, Excerpt, Verdict, differences, judge, load
+from benchmarks.log_excerpts import EXCERPTS, FOREIGN, Excerpt, differences, load
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.sources.joblog import read_log
 from perfscope.sources.joblog.registry import FORMATS
@@ -17,7 +16,6 @@ PUBLISHED = load(EXCERPTS)
 OF_OTHERS = load(FOREIGN)
 #: One of each framework, for what reads an excerpt many times.
 ONE_OF_EACH = list({str(excerpt.expect["framework"]): excerpt for excerpt in PUBLISHED}.values())
-FEWEST = 46
 #: Formats whose logs bear the name of one of several programs.
 NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory"}
 
@@ -28,29 +26,15 @@ def name(excerpt: Excerpt) -> str:
 
 @pytest.mark.parametrize("excerpt", PUBLISHED, ids=name)
 def test_every_figure_is_what_a_hand_calculation_gives(excerpt: Excerpt) -> None:
-    assert differences(excerpt, excerpt.read()) == []
-
-
-def test_nineteen_of_twenty_figures_that_are_there_are_right_and_none_is_wrong() -> None:
-    verdicts = Counter(judge(excerpt, excerpt.read()) for excerpt in PUBLISHED)
-    there = [excerpt for excerpt in PUBLISHED if not excerpt.absent]
-    assert len(PUBLISHED) >= FEWEST
-    assert verdicts[Verdict.RIGHT] >= 0.95 * len(there)
-    assert verdicts[Verdict.WRONG] == 0
-    assert verdicts[Verdict.ABSENT] == sum(1 for excerpt in PUBLISHED if excerpt.absent)
+    summary = excerpt.read()
+    assert differences(excerpt, summary) == []
+    assert all(source.wall_ns is None or source.wall_ns > 0 for source in summary.log.other_sources)
 
 
 def test_every_framework_has_an_excerpt() -> None:
     frameworks = {excerpt.expect["framework"] for excerpt in PUBLISHED}
     claimed = {log_format.framework for log_format in FORMATS if log_format.framework}
     assert {NAMED.get(framework, framework) for framework in claimed} <= frameworks
-
-
-@pytest.mark.parametrize("excerpt", PUBLISHED, ids=name)
-def test_no_other_framework_claims_the_lines(excerpt: Excerpt) -> None:
-    summary = excerpt.read()
-    assert summary.framework == excerpt.expect["framework"]
-    assert all(source.wall_ns is None or source.wall_ns > 0 for source in summary.log.other_sources)
 
 
 @pytest.mark.parametrize("excerpt", OF_OTHERS, ids=name)

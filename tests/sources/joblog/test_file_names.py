@@ -13,16 +13,8 @@ from perfscope.sources.joblog.file_names import parse_file_name
     ("name", "facts"),
     [
         (
-            "61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out",
-            {"parameters": 61 * 10**9, "mbs": 2, "pp": 16, "dp": 1, "gas": 512},
-        ),
-        (
             "55B-ds-zero1-mbs-4-pp8-dp-2-gas-128-200967.out",
             {"parameters": 55 * 10**9, "zero_stage": 1, "mbs": 4, "pp": 8, "dp": 2, "gas": 128},
-        ),
-        (
-            "61B-ds-zero1-mbs-2-pp16-dp-1-gas-512.18488.out",
-            {"parameters": 61 * 10**9, "zero_stage": 1, "mbs": 2, "pp": 16, "dp": 1, "gas": 512},
         ),
         ("7.5B-tp4-pp2-mbs1.log", {"parameters": 7_500_000_000, "tp": 4, "pp": 2, "mbs": 1}),
         ("2n_8g_16dp_1mp_4bs.log", {"nodes": 2, "gpus_per_node": 8, "gpus": 16, "dp": 16, "tp": 1, "mbs": 4}),

@@ -42,24 +42,6 @@ def test_a_log_that_begins_with_a_later_epoch_counts_the_earlier_ones(tmp_path: 
     assert read(tmp_path, text).last_iteration == 120
 
 
-def test_the_last_figures_of_a_long_log_that_prints_each_line_twice_are_kept(tmp_path: Path) -> None:
-    def lines(copies: int) -> str:
-        return "".join(
-            f" iteration {10 * n:8d}/ 1000000 | consumed samples: {40 * n:12d} | elapsed time per iteration (ms): "
-            f"{140 + n % 7 / 10:.1f} | learning rate: 2.020E-08 | global batch size:     4 | lm loss: {20 - n / 1e4:.6E} | "
-            f"loss scale: {32768.0 * (n // 29_999 + 1)} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
-            * copies
-            for n in range(1, 30_001)
-        )
-
-    once, twice = read(tmp_path, lines(1)), read(tmp_path, lines(2))
-    for summary in (once, twice):
-        assert summary.loss_scale is not None
-        assert summary.loss is not None
-        assert (summary.loss_scale.last, summary.loss.last) == (65536.0, 17.0)
-        assert summary.iterations == 300_000
-
-
 @pytest.mark.parametrize("is_stated", [True, False])
 def test_a_window_that_the_log_does_not_print_is_called_assumed(tmp_path: Path, is_stated: bool) -> None:
     path = tmp_path / "run.log"

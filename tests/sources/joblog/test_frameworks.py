@@ -18,15 +18,6 @@ def deepspeed(step: int, stamp: str, text: str) -> str:
 
 
 class TestDeepSpeed:
-    def test_todays_line_gives_the_speed_of_the_moment_and_the_peak(self, tmp_path: Path) -> None:
-        text = "RunningAvgSamplesPerSec=50.0, CurrSamplesPerSec=64.0, MemAllocated=6.01GB, MaxMemAllocated=19.5GB"
-        batch = '    "train_batch_size": 128, \n    "gradient_accumulation_steps": 1, \n'
-        log = read(tmp_path, batch, deepspeed(10, "15:27:02,646", text), deepspeed(20, "15:27:22,646", text))
-        assert log.framework == "deepspeed"
-        assert seconds(log) == [2.0, 2.0]
-        assert log.iterations.samples_per_s.tolist() == [64.0, 64.0]
-        assert log.memory.allocated_bytes == int(19.5 * 2**30)
-
     def test_two_running_means_give_the_speed_between_them(self, tmp_path: Path) -> None:
         # Steps 3 to 12 at 1 s, 13 to 22 at 3 s, 8 samples each: means 8 and 8 * 20 / 40 = 4.
         line = "[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{}, SamplesPerSec={}\n"
@@ -42,16 +33,6 @@ class TestDeepSpeed:
         log = read(tmp_path, line.format("00,500", 10, 0), line.format("05,500", 20, 1), line.format("11,500", 30, 4))
         assert seconds(log) == [None, 0.5, 0.6]
         assert log.number("skipped_total") == 4
-
-    def test_timers_sum_to_forward_backward_and_step_alone(self, tmp_path: Path) -> None:
-        line = (
-            "[Rank 0] time (ms) | fwd_microstep: 10.0 | bwd_microstep: 30.0 | bwd_inner_microstep: 20.0 | "
-            "bwd_allreduce_microstep: 10.0 | step_microstep: 5.0\n"
-            "[Rank 0] time (ms) | fwd: 20.0 | bwd: 60.0 | bwd_inner: 40.0 | bwd_allreduce: 20.0 | step: 5.0\n"
-        )
-        log = read(tmp_path, line, line)
-        assert seconds(log) == [0.085, 0.085]
-        assert {timer.name: timer.mean_ns for timer in log.timers}["bwd_inner"] == 40_000_000
 
     def test_a_negative_timer_is_no_time(self, tmp_path: Path) -> None:
         log = read(
@@ -114,14 +95,6 @@ class TestHuggingFace:
     )
     END = "{'train_runtime': 250.0, 'train_samples_per_second': 21.992, 'train_steps_per_second': 0.1, 'epoch': 1.0}\n"
 
-    def test_the_step_time_is_run_time_over_steps(self, tmp_path: Path) -> None:
-        log = read(tmp_path, self.START, self.END)
-        assert log.framework == "hf-trainer"
-        assert seconds(log) == [10.0]
-        assert log.iterations.span.tolist() == [25]
-        assert [log.number(name) for name in ("gbs", "mbs", "gas")] == [224, 8, 4]
-        assert log.number("parameters") == 7_615_616_512
-
     def test_the_slowest_node_counts(self, tmp_path: Path) -> None:
         log = read(tmp_path, self.START, self.END, self.END.replace("250.0", "275.0"), self.END)
         assert seconds(log) == [11.0]
@@ -147,15 +120,6 @@ class TestHuggingFace:
 
 
 class TestTorchtitan:
-    def test_times_come_from_the_dates_over_the_steps_between(self, tmp_path: Path) -> None:
-        log = read(tmp_path, titan(10, "22:30:50,000"), titan(20, "22:31:04,000"), titan(30, "22:31:19,000"))
-        assert log.framework == "torchtitan"
-        assert seconds(log) == [None, 1.4, 1.5]
-        assert log.iterations.tokens_per_s_per_gpu.tolist() == [5801.0] * 3
-        assert log.iterations.tflops_per_gpu.tolist() == [336.63] * 3
-        assert log.memory.reserved_bytes == int(37.12 * 2**30)
-        assert log.memory.total_bytes == 80 * 2**30
-
     def test_the_start_line_gives_the_batch(self, tmp_path: Path) -> None:
         start = (
             "[rank0]:[titan] 2025-06-16 22:30:00,000 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]\n"
@@ -226,16 +190,3 @@ class TestStepsOfEpochs:
         log = read(tmp_path, *lines, "\n")
         assert log.iterations.iteration.tolist() == list(range(1, 10))
         assert set(log.iterations.attempt.tolist()) == {0}
-
-    def test_torchtunes_bar_gives_times_in_every_epoch(self, tmp_path: Path) -> None:
-        bars = "\r{e}|{n}|Loss: 2.13:  10%|#         | {s}/3 [{t}<00:30, 27.00s/it]"
-        clock = ("00:00", "00:30", "01:00", "01:30")
-        lines = [
-            bars.format(e=epoch, n=3 * (epoch - 1) + name, s=step, t=clock[step])
-            for epoch in (1, 2)
-            for name, step in ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
-        ]
-        log = read(tmp_path, *lines, "\nStep 6 | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:99.5\n")
-        assert (log.framework, log.iterations.iteration.tolist()) == ("torchtune", [1, 2, 3, 4, 5, 6])
-        assert seconds(log) == [None, 30.0, 30.0, None, 30.0, 30.0]
-        assert [source.samples_per_s for source in log.other_sources] == []

@@ -20,21 +20,6 @@ def test_a_line_of_2021(tmp_path: Path) -> None:
     assert {name: log.number(name) for name in ("gpus", "dp", "tp", "pp")} == {"gpus": 8, "dp": 1, "tp": 4, "pp": 2}
 
 
-def test_a_line_of_2022_is_in_seconds(tmp_path: Path) -> None:
-    line = (
-        "[default7]: iteration    94768/  115311 | consumed samples:    178163696 | consumed tokens: 364879249408 | "
-        "elapsed time per iteration (s): 215.82 | learning rate: 9.0E-06 | global batch size:  2048 | lm loss: 2.0E+00 | "
-        "grad norm: 0.1 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 | "
-        "samples per second: 9.490 | TFLOPs: 145.31 |\n"
-    )
-    log = read(tmp_path, line)
-    assert log.framework == "megatron-deepspeed"
-    assert seconds(log) == [215.82]
-    assert log.iterations.samples_per_s.tolist() == [9.49]
-    assert log.iterations.tflops_per_gpu.tolist() == [145.31]
-    assert log.number("train_iterations") == 115311
-
-
 def test_equals_signs_and_underscores_are_a_dialect(tmp_path: Path) -> None:
     line = (
         "> [2024-04-21 02:45:24][INFO][training:1251] -  iteration=       2/  317892 | consumed_samples=         512 | "
@@ -56,12 +41,6 @@ def test_gpt_neox_is_told_from_its_flops(tmp_path: Path) -> None:
     assert log.iterations.samples_per_s.tolist() == [7.757, 8.0]
 
 
-def test_a_skipped_iteration_has_no_loss(tmp_path: Path) -> None:
-    log = read(tmp_path, megatron(1, 100.0, skipped=1), megatron(2, 100.0))
-    assert log.iterations.loss.tolist() == [None, 7.1]
-    assert log.iterations.skipped.tolist() == [1, 0]
-
-
 @pytest.mark.parametrize("width", [60, 80, 97, 132])
 def test_a_record_broken_by_a_narrow_terminal_is_one(tmp_path: Path, width: int) -> None:
     line = megatron(12, 5837.9).rstrip("\n")
@@ -69,13 +48,6 @@ def test_a_record_broken_by_a_narrow_terminal_is_one(tmp_path: Path, width: int)
     log = read(tmp_path, broken, "time (ms) | forward-compute: 1.0\n", megatron(13, 100.0))
     assert seconds(log) == [5.8379, 0.1]
     assert log.iterations.iteration.tolist() == [12, 13]
-
-
-def test_half_a_record_at_the_end_is_no_record(tmp_path: Path) -> None:
-    whole = megatron(2, 5837.9)
-    cut = whole[: whole.index("37.9")]
-    log = read(tmp_path, megatron(1, 100.0), cut)
-    assert seconds(log) == [0.1]
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1.2.3", "-5.0", "0.0", ""])
@@ -102,16 +74,6 @@ def test_a_save_is_timed_by_its_timer_the_slowest_rank(tmp_path: Path) -> None:
     )
     [save] = log.saves
     assert (save.iteration, save.wall_ns, save.source, save.path) == (10, 81_611_820_000, "timer", "/ckpt")
-
-
-def test_a_save_without_a_timer_is_timed_by_its_dates(tmp_path: Path) -> None:
-    log = read(
-        tmp_path,
-        "[2026-11-21 00:35:41.303168] saving checkpoint at iteration      15 to /ckpt in torch format\n",
-        "  [2026-11-21 00:35:46.287866] successfully saved checkpoint from iteration      15 to /ckpt\n",
-    )
-    [save] = log.saves
-    assert (save.wall_ns, save.source) == (4_984_698_000, "timestamps")
 
 
 def test_timers_of_every_option_are_read(tmp_path: Path) -> None:

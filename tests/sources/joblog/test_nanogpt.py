@@ -14,15 +14,6 @@ def nanogpt(step: int, ms: float) -> str:
     return f"iter {step}: loss 3.2101, time {ms:.2f}ms, mfu 30.12%\n"
 
 
-def test_a_line_of_nanogpt_is_one_iteration(tmp_path: Path) -> None:
-    tokens = "tokens per iteration will be: 491,520\n"
-    log = read(tmp_path, tokens, *(nanogpt(10 * n, ms) for n, ms in enumerate([9000.0, 250.0, 251.0, 252.0])))
-    summary = summarize_log(log)
-    assert (log.framework, log.gaps) == ("nanogpt", 0)
-    assert log.iterations.span.tolist() == [1] * 4
-    assert (summary.times.median_s, summary.tokens_per_s) == (0.251, 491520 / 0.251)
-
-
 def test_an_evaluation_is_in_the_time_of_the_next_iteration(tmp_path: Path) -> None:
     evaluation = "step 20: train loss 2.0012, val loss 2.1203\n"
     log = read(tmp_path, *(nanogpt(n, 250.0) for n in range(20)), evaluation, nanogpt(20, 8000.0), nanogpt(21, 250.0))
@@ -65,11 +56,3 @@ def test_llm_c_states_its_set_up_and_the_time_of_every_step(tmp_path: Path) -> N
     assert (setup.parameters, setup.gpus, setup.seq_len, setup.gbs) == (124_475_904, 2, 1024, 448)
     assert (setup.layout.mbs, setup.layout.gas, setup.layout.dp) == (56, 4, 2)
     assert summary.samples_per_s == pytest.approx(448 / 2.404)
-
-
-def test_the_python_program_of_llm_c_states_the_tokens_of_a_step(tmp_path: Path) -> None:
-    line = "step {:4d}/19560 | train loss 10.829729 | norm 15.0011 | lr 5.71e-06 | (2000.00 ms | 262144 tok/s)\n"
-    summary = summarize_log(read(tmp_path, *(line.format(n) for n in range(1, 6))))
-    assert summary.framework == "llm.c"
-    assert summary.times.median_s == 2.0
-    assert summary.tokens_per_s == 262_144
