@@ -128,7 +128,6 @@ class ModuleCalls:
         return name or self._prefix + type(root).__name__
 
     def _find_around(self, frame: FrameType | None) -> str | None:
-        """The name of the module in whose marked call a frame is."""
         code = getattr(self._wrapper, "__code__", None)
         while frame is not None:
             if frame.f_code is code:

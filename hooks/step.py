@@ -56,9 +56,6 @@ class StepAccumulator:
         data_wait_ns: Time spent waiting for data loaders; ``has_loader`` where one was used.
         reevaluates: The optimizer runs the model forward several times on the same batch, as L-BFGS does.
         has_cleared: Gradients were cleared, or an optimizer was built: another update begins.
-        has_training_mode: Whether a model was ever seen to train in training mode.
-        is_in_call: A framework's own call validates or generates.
-        has_news: The thread that writes records has something for the next step's record.
         usual_ns: How long a step takes; one that takes longer than ``long_ns`` reads the kernel's counters.
         is_grad_enabled: torch's function; ``tensor_class`` its class, and ``dtype`` the type that was seen last.
     """

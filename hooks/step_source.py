@@ -104,7 +104,7 @@ class StepRounds:
         return sizes
 
     def _advance_round(self, optimizer: int, boundary: int) -> tuple[int, ...] | None:
-        """The step that an event completes while rounds are made; None where rounds end with it."""
+        """The step that an event completes; None where rounds end with it."""
         waiting = self._waiting
         if optimizer == boundary:
             self._longest = max(self._longest, len(waiting) - 1)

@@ -17,7 +17,7 @@ _is_off = False
 
 
 def _locations() -> "tuple[str, str]":
-    """The files of the packages perfscope and perfscope.hooks."""
+    """The files of perfscope and perfscope.hooks."""
     locations_file = os.path.join(_HERE, "locations")
     if os.path.exists(locations_file):
         with open(locations_file, encoding="utf-8") as file:

@@ -88,7 +88,7 @@ class RankLayout:
         return {"coordinates": coordinates, "sizes": sizes}
 
     def _find(self) -> Lines:
-        """The ranks of each axis that multiplies; none where the axes that wrappers report contradict each other."""
+        """The ranks of each axis that multiplies; none where what wrappers report is contradictory."""
         lines = self._spanning or self._lines
         covered = math.prod(len(line) for line in lines.values())
         if not lines or covered > self._world_size:

@@ -71,7 +71,6 @@ def _unwrapped(module: Any) -> Any:
 
 
 def _named_weights(wrapped: Any) -> Iterator[tuple[str, str, Any]]:
-    """Each parameter with its name and the class of the module that owns it."""
     flat = list(flat_parameters(wrapped))
     for part in flat:
         yield part.name, "Embedding" if _is_table(part.owner) else _class_name(part.owner), part
@@ -120,7 +119,6 @@ def _grouped(named_weights: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecor
 
 
 def _config(module: Any) -> dict[str, Any]:
-    """The plain values of the first object in the module that a model was built from; empty where it has none."""
     parts = [part for _, part in named_modules(module)]
     configs = (vars(part).get(name) for part in parts for name in _CONFIGS)
     config = next((values for config in configs if (values := _values(config))), {})
@@ -254,7 +252,6 @@ def is_counted_by(parameter: Any, rank: int) -> bool:
 
 
 def _index_of_part(parameter: Any) -> int | None:
-    """This rank's index among the parts of a parameter; None for one that is not split."""
     if getattr(parameter, "tensor_model_parallel", False) is True:
         return _megatron_rank()
     return next((index for index, _, placement in _placements(parameter) if placement.is_shard()), None)

@@ -142,7 +142,6 @@ def find_products(output: object) -> dict[str, int]:
 
 
 def _first_tensor(output: object, depth: int = DEEPEST) -> Any:
-    """The first tensor with a graph in what a model returns: a tensor, a sequence, a mapping or an object of them."""
     if getattr(output, "grad_fn", None) is not None:
         return output
     if depth == 0:
@@ -170,7 +169,6 @@ def _fsdp_dtype(parts: tuple[Any, ...]) -> str | None:
 
 
 def _fp8_library(parts: tuple[Any, ...]) -> str | None:
-    """The library whose layers multiplied in fp8; None where none did."""
     for module in (module for part in parts for module in part.modules()):
         owner = type(module)
         if owner.__module__.startswith(_TRANSFORMER_ENGINE) and getattr(module, "fp8", False) is True:

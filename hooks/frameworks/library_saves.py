@@ -124,7 +124,7 @@ def patch_lightning_trainer(module: ModuleType, capture: Capture) -> None:
 
 
 def _is_asynchronous(checkpoint_io: Any) -> bool:
-    """Whether files are written during training: by AsyncCheckpointIO, or one inside another plugin."""
+    """Whether AsyncCheckpointIO writes, or one inside another plugin."""
     while checkpoint_io is not None:
         if any(ancestor.__name__ == "AsyncCheckpointIO" for ancestor in type(checkpoint_io).__mro__):
             return True

@@ -147,7 +147,6 @@ def _layout(state: Any) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _call_getter(state: Any, name: str) -> int | None:
-    """What a function of parallel_state returns; None where this version or this run lacks the group."""
     getter = getattr(state, name, None)
     try:
         return whole_number(getter()) if getter is not None else None
@@ -240,8 +239,6 @@ def patch_schedules(module: Any, capture: Capture) -> None:
 
 
 class _Passes:
-    """Which micro-batch of which chunk a call of Megatron's functions works on."""
-
     def __init__(self, parallel_state: Any, forward: Any) -> None:
         self._state = parallel_state
         self._forward = forward

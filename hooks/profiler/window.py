@@ -323,7 +323,7 @@ class CuptiDetachment:
             self._reset()
 
     def _wait_for(self, threads: set[str]) -> None:
-        """Call the CUDA runtime until the thread that detaches CUPTI is gone; nothing waits for the device."""
+        """Call the CUDA runtime until the thread is gone; nothing waits for the device."""
         until_s = time.monotonic() + _LONGEST_WAIT_S
         while self._cuda is not None and threads & _threads() and time.monotonic() < until_s:
             if not self._cuda.is_current_stream_capturing():

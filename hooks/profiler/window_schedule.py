@@ -280,7 +280,6 @@ class WindowSchedule:
         self._configs[light] = config
 
     def _on_fork(self) -> None:
-        """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
         self._ranges.stop()
         self._memory.forget()
         if self._window is not None:
