@@ -423,7 +423,7 @@ class Capture:
 
         def on_turn() -> None:
             step.has_news = True
-            if recorder.late.error is not None:
+            if recorder.late.error is not None or self._windows.has_requests:  # one may have come as a step ended
                 step.next_event = 0
 
         recorder.late.on_turn = on_turn
@@ -507,11 +507,6 @@ class Capture:
         """A window is asked for; called from the thread that writes records, and taken at the end of a step."""
         self._windows.request(name, request)
         self.step.next_event = 0
-
-    def wake_for_requests(self) -> None:
-        """Let the next step look at requests that wait, where it set out not to just as one came."""
-        if self._windows.has_requests:
-            self.step.next_event = 0
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

@@ -103,7 +103,6 @@ class Watch:
                 call_safely(self._faults.check_file)
         for name in self._control.find_new():
             self._on_request(name)
-        self._training.wake_for_requests()
 
     def finish(self) -> None:
         """The interpreter ends: keep why, where it is a failure."""
