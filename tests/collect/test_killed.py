@@ -40,11 +40,6 @@ def two_hosts(root: Path) -> None:
     part(root / "b", "node2", [2, 3])
 
 
-def one_of_two_hosts(root: Path) -> None:
-    two_hosts(root)
-    bring(root, "a")
-
-
 def a_restart_on_a_third_host(root: Path) -> None:
     """The process that is collected last stands between the two others, whose folders get other numbers."""
     for name, host, began_s in (("a", "node1", 0), ("b", "node2", 100), ("c", "node3", 50)):
@@ -75,7 +70,7 @@ def contents(run: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("prepare", "names"),
-    [(two_hosts, "ab"), (one_of_two_hosts, "b"), (a_restart_on_a_third_host, "c"), (a_run_that_went_on, "a")],
+    [(two_hosts, "ab"), (a_restart_on_a_third_host, "c"), (a_run_that_went_on, "a")],
 )
 def test_a_run_is_complete_after_the_next_collect(tmp_path: Path, prepare: Folder, names: str) -> None:
     require_same(prepare, lambda root: bring(root, *names), tmp_path)
@@ -114,15 +109,3 @@ def require_same(prepare: Folder, work: Folder, folder: Path) -> None:
     for size in range(1, largest, max(1, largest // 10)):
         assert kill_at_size(lambda: work(folder / "tried"), size)
         complete()
-
-
-def test_folders_of_a_rank_are_read_as_processes_after_each_kill(tmp_path: Path) -> None:
-    a_restart_on_a_third_host(tmp_path / "before")
-    shutil.copytree(tmp_path / "before", tmp_path / "tried")
-    for _ in kill_at_each_step(lambda: bring(tmp_path / "tried", "c")):
-        ranks = tmp_path / "tried" / "run" / "ranks"
-        steps = sorted(path.read_bytes() for path in ranks.glob("0000[01]*/steps.jsonl"))
-        assert len(steps) >= 4
-        assert all(folder.name.replace(".", "").isdigit() for folder in ranks.iterdir())
-        shutil.rmtree(tmp_path / "tried")
-        shutil.copytree(tmp_path / "before", tmp_path / "tried")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -89,9 +88,7 @@ def merge_into(
 FIXTURES = ROOT / "fixtures"
 BASE = FIXTURES / "whatif" / "base"
 PIPELINE = FIXTURES / "pipeline" / "pp4_1f1b_m8"
-ZERO = FIXTURES / "runs" / "h200_zero1"
 GLOO = FIXTURES / "traces" / "gloo2"
-ALL = [BASE, PIPELINE, ZERO, GLOO, FIXTURES / "pipeline" / "megatron_pp2_interleaved_m4"]
 
 
 def traces_of(merged: MergedFile) -> list[tuple[int, Event, Decimal]]:
@@ -119,16 +116,12 @@ def _arguments(event: Event) -> str:
     return json.dumps(event.get("args"), default=str)
 
 
-@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
-def test_a_merged_timeline_keeps_every_rule_of_viewers(folder: Path, merge_into: MergeInto) -> None:
-    document = json.loads(gzip.decompress(merge_into(folder).path.read_bytes()))
-    assert breaches(document) == []
-    assert all(isinstance(event["pid"], int) and isinstance(event["tid"], int) for event in document["traceEvents"])
-
-
 @pytest.mark.parametrize("folder", [BASE, PIPELINE, GLOO], ids=lambda folder: folder.name)
 def test_every_event_is_there_once_and_moved_by_the_offset_of_its_rank(folder: Path, merge_into: MergeInto) -> None:
     merged = merge_into(folder)
+    document = json.loads(gzip.decompress(merged.path.read_bytes()))
+    assert breaches(document) == [], "it keeps every rule of viewers"
+    assert all(isinstance(event["pid"], int) and isinstance(event["tid"], int) for event in document["traceEvents"])
     own = [event for event in merged.events if event["pid"] != 1 and event["ph"] not in "MC"]
     moved = Counter(
         (event["pid"] // 10_000, event["ph"], event["name"], event["ts"], event.get("dur"), _arguments(event))
@@ -142,27 +135,6 @@ def test_every_event_is_there_once_and_moved_by_the_offset_of_its_rank(folder: P
                 expected[position, event["ph"], event["name"], time_us, event.get("dur"), _arguments(event)] += 1
     assert moved == expected
     assert sum(trace["events"] for trace in merged.said["traces"]) >= len(own)
-
-
-def test_common_collectives_end_together_within_the_printed_residual(merge_into: MergeInto) -> None:
-    """Recomputed from the merged file alone. In one step the one rank comes last, and leaves 14 us later, in the other
-    step the other rank: in the middle they are together."""
-    merged = merge_into(BASE)
-    ends: dict[int, dict[tuple[str, int], list[Decimal]]] = defaultdict(lambda: defaultdict(list))
-    kernels = (event for event in merged.events if event.get("cat") == "kernel")
-    for event in sorted(kernels, key=lambda event: event["ts"]):
-        if event["args"].get("Collective name") == "allreduce":
-            key = event["name"], event["args"]["In msg nelems"]
-            ends[event["pid"] // 10_000][key].append(event["ts"] + event["dur"])
-    first, second = ends[1], ends[2]
-    assert {key: len(times) for key, times in first.items()} == {key: len(times) for key, times in second.items()}
-    differences = [later - earlier for key in first for earlier, later in zip(first[key], second[key], strict=True)]
-    residual_us = Decimal(str(merged.said["traces"][1]["residual_us"]))
-    late = [difference for difference in differences if difference > 0]
-    early = [difference for difference in differences if difference < 0]
-    assert len(late) == len(early) == 26
-    assert abs(median(late) + median(early)) / 2 <= residual_us < 2
-    assert 10 < median(late) < 20
 
 
 def test_a_shifted_clock_is_found(merge_into: MergeInto, tmp_path: Path) -> None:
@@ -255,7 +227,6 @@ def test_chosen_ranks_and_steps_are_all_that_is_left(merge_into: MergeInto) -> N
     [
         (["--steps", "400"], "they hold ranks 0, 1, steps 3, 4"),
         (["--ranks", "7"], "they hold ranks 0, 1"),
-        (["--ranks", "1-"], "is not a list of numbers and ranges"),
         (["--ranks", "5-2"], "is not a list of numbers and ranges"),
     ],
 )

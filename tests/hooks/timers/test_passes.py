@@ -17,7 +17,6 @@ from perfscope.hooks.open_window import UNTIMED
 from perfscope.hooks.timers.passes import PassTimer
 from tests.conftest import SCRIPTS, analysis, profile, step_lines
 from tests.hooks.frameworks.running import TORCHRUN
-from tests.hooks.harm.runs import launcher
 
 pytestmark = pytest.mark.slow
 
@@ -140,16 +139,6 @@ def test_a_device_that_never_answers_costs_bounded_memory(device: Device) -> Non
     assert device.made <= 8 * 18
 
 
-def test_passes_are_timed_in_the_first_steps_and_then_in_one_of_sixteen(device: Device) -> None:
-    timer, timed = PassTimer(), []
-    for number in range(1, 81):
-        if not number & timer.untimed:
-            timed.append(number)
-            _run_pass(timer, device, Pass("F", 0, 0, 2, 0, 2), 1.0)
-        timer.end_step(number)
-    assert timed == [*range(1, 33), 48, 64, 80]
-
-
 @pytest.mark.parametrize("untimed", [0, 1, 3, 15])
 def test_passes_rest_from_the_beginning_of_a_step_and_never_in_one_that_is_timed(untimed: int) -> None:
     timer = PassTimer()
@@ -174,29 +163,10 @@ def test_passes_inside_a_captured_graph_are_left_out(device: Device) -> None:
     assert device.made == 0
 
 
-def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Path) -> None:
-    size = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
-    words = ["--schedule", "zbv", "--microbatches", "4", "--steps", "8", *size]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = profile(*launch, WORKLOAD, *words, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    for rank in ("00000", "00001"):
-        lines = (tmp_path / "RUN" / "ranks" / rank / wire.MICRO_BATCHES_FILE).read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
-    results = analysis(tmp_path / "RUN")["results"]
-    for name in ("pipeline_steps", "pipeline_bubble"):
-        found = results[name]
-        assert (found["schedule"], found["microbatches"], found["p"]) == ("zbv", 4, 2)
-        assert 0 < found["fraction_of_total"] < 1
-    assert [step["step"] for step in results["pipeline_steps"]["steps"]] == [2, 8]
-    assert [step["step"] for step in results["pipeline_bubble"]["steps"]] == ["4", "5", "6"]
-
-
 SIZE = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
 TRAININGS: dict[str, tuple[str | Path, ...]] = {
     "torch": (*TORCHRUN, "2", WORKLOAD, "--microbatches", "4", "--steps", "200", *SIZE),
     "megatron": (*TORCHRUN, "2", SCRIPTS / "megatron_core.py", "train", "1", "2", "1"),
-    "deepspeed": (*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py"),
 }
 
 
