@@ -32,9 +32,7 @@ def attach_process(
 ) -> None:
     """Capture this process, unless it is captured already; see ``perfscope.hooks.attach``.
 
-    Raises:
-        ValueError: ``steps``, ``ranks``, ``window`` or ``step_optimizer`` cannot be read.
-        OSError: The folder cannot be created.
+    Raises ValueError: an option cannot be read. OSError: the folder cannot be created.
     """
     windows = parse_windows(steps or DEFAULT_WINDOWS)
     profiled_ranks = None if ranks is None else parse_ranks(ranks)
@@ -74,10 +72,7 @@ def start_capture(config: Config) -> None:
 
 
 def make_run_dir(run_dir: str, windows: Sequence[StepWindow], recorded: Sequence[str] = ()) -> str:
-    """Create the run's folder and describe the run, unless another rank has done so.
-
-    Raises OSError: the folder cannot be created.
-    """
+    """Create the run's folder and describe the run, unless another rank has done so. Raises OSError."""
     path = os.path.abspath(run_dir)
     for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):
         os.makedirs(os.path.join(path, folder), exist_ok=True)

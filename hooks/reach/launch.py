@@ -76,11 +76,7 @@ def build_environment(config: Config, boot: Path, inherited: Mapping[str, str]) 
         entries.insert(0, str(boot))
     if inherited.get("PYTHONPATH"):
         entries.append(inherited["PYTHONPATH"])
-    return {
-        **inherited,
-        "PYTHONPATH": os.pathsep.join(entries),
-        ENVIRONMENT_VARIABLE: config.to_environment(),
-    }
+    return {**inherited, "PYTHONPATH": os.pathsep.join(entries), ENVIRONMENT_VARIABLE: config.to_environment()}
 
 
 def add_forwarding(command: Sequence[str]) -> list[str]:
@@ -94,14 +90,10 @@ def add_forwarding(command: Sequence[str]) -> list[str]:
 
 
 def _is_open_mpi(program: str) -> bool:
-    try:
+    words = [program, "--version"]
+    try:  # standard input is the training's own
         result = subprocess.run(
-            [program, "--version"],
-            stdin=subprocess.DEVNULL,  # the training's own
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return False

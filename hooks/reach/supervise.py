@@ -19,16 +19,9 @@ from perfscope.hooks.messages import write_message
 
 #: Signals that stay this process's own: of its children, of its own faults, and of its use of the terminal.
 _NOT_FORWARDED = {
-    signal.SIGCHLD,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGFPE,
-    signal.SIGILL,
-    signal.SIGTRAP,
-    signal.SIGSYS,
-}
+    signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
+    signal.SIGTRAP, signal.SIGSYS,
+}  # fmt: skip
 _FORWARDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - _NOT_FORWARDED
 _SENT_BY_PROCESS = 0  # SI_USER; signals of the kernel, such as Ctrl-C at the terminal, have larger codes
 #: A timer that was set before this process began is meant for the command.
@@ -41,12 +34,7 @@ _NO_CHILD = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a command ended: with an exit code, or by a signal.
-
-    Attributes:
-        code: Its exit code, as a shell reports it.
-        signal: The signal that ended it; absent where none did.
-    """
+    """How a command ended: its exit code, as a shell reports it, and the signal that ended it, if one did."""
 
     code: int
     signal: int | None = None
@@ -67,10 +55,7 @@ def _signal_name(number: int) -> str:
 def run(command: Sequence[str], executable: str, environment: Mapping[str, str]) -> Ending:
     """Run a command and wait for its end; ``executable`` is the file that its first word names.
 
-    Where this process can have no child, the command takes its place, and this function does not return.
-
-    Raises:
-        OSError: It cannot be started.
+    Where this process can have no child, the command takes its place. Raises OSError: it cannot be started.
     """
     awaited = {*_FORWARDED, signal.SIGCHLD}
     original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)

@@ -34,11 +34,7 @@ _TRANSFERS = (12, 13, 14)
 
 
 class ExchangeTimer:
-    """The waits of one training thread.
-
-    Attributes:
-        is_in_use: Whether waits are timed.
-    """
+    """The waits of one training thread."""
 
     def __init__(self) -> None:
         self.is_in_use = False
@@ -48,12 +44,7 @@ class ExchangeTimer:
         self._backwards: list[Backward] = []
 
     def begin(self, thread: int | None, counters_file: int) -> None:
-        """Time the waits of a thread from now on, where it exchanges data and uses no GPU.
-
-        Args:
-            thread: The thread that trains.
-            counters_file: The scheduler's counters of that thread.
-        """
+        """Time the waits of a thread, with these counters of the scheduler, where it exchanges data and uses no GPU."""
         torch, c10d = sys.modules["torch"], sys.modules.get("torch.distributed.distributed_c10d")
         if self.is_in_use or c10d is None or not c10d.is_initialized() or torch.cuda.is_initialized():
             return

@@ -1,9 +1,9 @@
 """The kernel's counters of the thread that trains: processor time, time without a processor, page faults.
 
-Three system calls at the end of a step take two microseconds in a loop. They take twenty or more after a step that has
+Three system calls at the end of a step take two microseconds in a loop, and twenty or more after a step that has
 evicted the kernel's code from the caches. Where no waits are timed on the host, as on GPUs, they are therefore made
-after a step that took longer than usual. Otherwise they are made once in 16 steps, for all of them together. The step's
-row holds their results; the thread that writes records makes the differences.
+after a step that took longer than usual, and once in 16 steps for all of them together. The thread that writes records
+makes the differences.
 
 On a device another thread launches backward passes, and the one that trains is blocked meanwhile: its time in the run
 queue is read with the other counters.
@@ -36,12 +36,7 @@ _MOST_SEARCHES = 8
 
 
 class HostCounters:
-    """The counters of one thread.
-
-    Attributes:
-        file: The scheduler's counters of the thread; -1 where the kernel has none.
-        launcher_file: Those of the thread that launches backward passes; -1 where none is known.
-    """
+    """The counters of one thread, and of the one that launches backward passes; files are -1 where there are none."""
 
     def __init__(self) -> None:
         self.file = self.launcher_file = -1
@@ -81,26 +76,18 @@ class HostCounters:
         self.launcher_file = _open_launcher()
 
     def to_launcher_delay(self, raw: RawCounters | None) -> int | None:
-        """How long the thread that launches backward passes had no processor, over the steps of ``to_work``.
-
-        Args:
-            raw: As in ``to_work``.
-        """
+        """How long the thread that launches backward passes had no processor, over the steps of ``to_work``."""
         if raw is None:
             return None
         last_ns, self._launcher_ns = self._launcher_ns, parse_delay(raw[3])
         return None if last_ns is None or self._launcher_ns is None else max(self._launcher_ns - last_ns, 0)
 
     def skip(self, steps: int) -> None:
-        """The counters were not read at the end of so many steps, which come behind the one of the call before."""
+        """The counters were not read at the end of the next so many steps."""
         self._unread_steps += steps
 
     def to_work(self, raw: RawCounters | None) -> HostWork | None:
-        """What was done since the counters were read last, up to a step's end; None where nothing was read before.
-
-        Args:
-            raw: What was read at the end of the step, which comes behind the one of the call before; None for nothing.
-        """
+        """What was done since the counters were read last, up to the next step's end; None without two reads."""
         if raw is None:
             self._unread_steps += 1
             return None
@@ -115,16 +102,7 @@ class HostCounters:
         self._last = cpu_ns, delay_ns, system_ns, faults, preempted
         if last is None:
             return None
-        last_cpu_ns, last_delay_ns, last_system_ns, last_faults, last_preempted = last
-        # Written out, because this runs in a thread that holds the interpreter.
-        return HostWork(
-            cpu_ns - last_cpu_ns if cpu_ns > last_cpu_ns else 0,
-            delay_ns - last_delay_ns if delay_ns > last_delay_ns else 0,
-            system_ns - last_system_ns if system_ns > last_system_ns else 0,
-            faults - last_faults if faults > last_faults else 0,
-            preempted - last_preempted if preempted > last_preempted else 0,
-            steps,
-        )
+        return HostWork._make((*(max(now - before, 0) for now, before in zip(self._last, last, strict=True)), steps))
 
 
 def _open_launcher() -> int:

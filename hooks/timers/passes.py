@@ -3,8 +3,8 @@
 A pair of CUDA events goes around each pass; they are read steps later, when the device has long passed them. A pass is
 timed on the device from when its inputs have arrived to when its last kernel has run. On a CPU the host's clock does.
 
-A step has many passes, each of which takes microseconds of the host. They are timed in the first steps, for jobs that
-end soon, and then in one step of 16: ranks time the same steps.
+A step has many passes, each of which takes microseconds of the host. They are timed in the first steps, and then in
+one step of 16: ranks time the same steps.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ class _Step(NamedTuple):
 
 
 class PassTimer:
-    """The passes of one rank.
-
-    Attributes:
-        is_in_use: Whether there are passes of the step that runs, or passes to be read.
-        untimed: The bits of a step's number of which none is set where its passes are timed: a power of two, less one.
-    """
+    """The passes of one rank; of a step whose passes are timed no bit of ``untimed`` is set in its number."""
 
     def __init__(self) -> None:
         self.is_in_use = False
@@ -139,7 +134,7 @@ class PassTimer:
         return records
 
     def _now(self) -> Mark | None:
-        """A mark in the current stream, or the time of the host without a device; None while a graph is captured."""
+        """None while a graph is captured."""
         cuda = sys.modules["torch"].cuda
         if not self._is_initialized:
             self._is_initialized = cuda.is_initialized()  # is_available() would ask the driver, each time

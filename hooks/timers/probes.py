@@ -142,12 +142,9 @@ class _Moments:
 
 
 class DeviceProbes:
-    """The probes of one process.
+    """The probes of one process; hooks ask ``is_on`` before they call anything else.
 
-    Attributes:
-        is_on: Whether the running step is probed; hooks ask it before they call anything else.
-        next_step: From this step on the next one may be probed; very large where there is no device.
-        sharded: The modules that FSDP 2 shards; None where it is not in use.
+    From ``next_step`` on the next one may be probed; it is very large where there is no device.
     """
 
     def __init__(self) -> None:
@@ -206,7 +203,7 @@ class DeviceProbes:
 
     @_never_fails
     def _on_unit(self, group: object) -> None:
-        """The weights of a module are there; one that holds others is left out, whose weights come in between."""
+        """The weights of a module are there; one that holds others is left out."""
         moments = self._moments
         event = self._mark() if moments is not None and len(moments.units) < _MOST_UNITS else None
         self._unit = None if event is None else (group, _Launch(event))
@@ -223,7 +220,7 @@ class DeviceProbes:
 
     @_never_fails
     def on_update(self) -> None:
-        """The optimizer is about to be launched, or the first part of it."""
+        """The optimizer is about to be launched, or a part of it."""
         moments = self._moments
         if moments is not None and moments.update is None:
             event = self._mark()

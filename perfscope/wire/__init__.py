@@ -17,9 +17,10 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank.
     RUN/traces/[light/]HOST_PID.NS.pt.trace.partials  what was measured of a trace, see perfscope/sources/partials.py.
     RUN/memory/HOST_PID.NS.memory.jsonl[.gz]          the allocator's history, see perfscope/wire/memory.py.
-    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py. RUN/hosts/HOST.json
-    each host's run.json, written by `perfscope collect`. RUN/collected.json               the parts of the run, written
-    by `perfscope collect`. RUN/page.html                    charts of the run, written when the command has ended.
+    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py.
+    RUN/hosts/HOST.json              each host's run.json, written by `perfscope collect`.
+    RUN/collected.json               the parts of the run, written by `perfscope collect`.
+    RUN/page.html                    charts of the run, written when the command has ended.
     RUN/.boot/                       what the processes of the run load at their start; removed when the command ends.
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
