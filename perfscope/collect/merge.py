@@ -98,8 +98,7 @@ def _plan_ranks(staged: Path, ranks: Path, plan: MergePlan) -> dict[str, _Target
             path = folders[process.identity]
             counterpart = by_identity.get(process.identity)
             if counterpart is not None:
-                is_newer = len(process.step_ends_ns) > len(counterpart.step_ends_ns)
-                targets[process.folder.name] = _Target(path, counterpart.folder, is_newer)
+                targets[process.folder.name] = _Target(path, counterpart.folder, process.steps > counterpart.steps)
             else:
                 targets[process.folder.name] = _Target(path, None if path in renamed else path)
     return targets

@@ -21,7 +21,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.pickles import LARGEST_PICKLE, MOST_DIMENSIONS, PickleDamage, PlainUnpickler
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import read_rank_record, read_records
-from perfscope.sources.runs.step_columns import read_last_step
+from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.tables.postmortem import (
     CodeLine,
     CollectiveCall,
@@ -431,7 +431,8 @@ def _last_step(folder: Path) -> int:
             return int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return read_last_step(folder)  # the last lines were just put aside
+    steps = read_step_columns(folder, damage=[]).whole("step")  # the last lines were just put aside
+    return int(steps[-1]) if len(steps) else 0
 
 
 def _tail(path: Path) -> bytes:

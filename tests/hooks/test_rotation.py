@@ -18,7 +18,7 @@ from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.rank_files import Recorder
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.records import decode_step
-from perfscope.sources.runs.step_columns import StepColumns, from_records, read_last_step, read_step_columns
+from perfscope.sources.runs.step_columns import StepColumns, from_records, read_step_columns
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.records import Span, StepRecord, to_line
 
@@ -70,7 +70,6 @@ def test_all_files_of_a_process_are_one_table_of_what_the_records_hold(tmp_path:
     assert columns.number("data_wait_ns").tolist() == [record.data_wait_ns for record in records]
     assert columns.number("host.0").tolist() == [None if r.host is None else r.host.cpu_ns for r in records]
     assert "tokens" not in columns.numbers
-    assert read_last_step(tmp_path) == 30
 
 
 @pytest.mark.parametrize(

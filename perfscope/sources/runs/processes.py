@@ -1,4 +1,4 @@
-"""The processes of a run: who had which rank, and when each of its steps ended."""
+"""The processes of a run: who had which rank, and when."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from perfscope.wire.records import RankRecord
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One process that had a rank; times are of its host's wall clock.
-
-    ``step_ends_ns`` are by the step's number. From ``first_ns`` to ``last_ns`` it is known to have lived.
-    """
+    """One process that had a rank, known to have lived from ``first_ns`` to ``last_ns`` on its host's wall clock."""
 
     folder: Path
     record: RankRecord
-    step_ends_ns: Mapping[int, int]
+    steps: int
     first_ns: int
     last_ns: int
 
@@ -48,12 +45,9 @@ def read_rank_process(folder: Path) -> RankProcess | None:
     record = read_rank_record(folder)
     if record is None:
         return None
-    wall_offset_ns = record.wall_ns - record.monotonic_ns
     columns = read_step_columns(folder, damage=[])
-    ends_ns = (columns.whole("end_ns") + wall_offset_ns).tolist()
-    step_ends_ns = dict(zip(columns.whole("step").tolist(), ends_ns, strict=True))
-    times_ns = [record.wall_ns, *step_ends_ns.values()]
-    return RankProcess(folder, record, step_ends_ns, min(times_ns), max(times_ns))
+    times_ns = [record.wall_ns, *(columns.whole("end_ns") + record.wall_ns - record.monotonic_ns).tolist()]
+    return RankProcess(folder, record, columns.rows, min(times_ns), max(times_ns))
 
 
 def read_description(path: Path) -> RunDescription | None:

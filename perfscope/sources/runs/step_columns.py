@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope import wire
-from perfscope.sources.runs.records import decode_step, list_segments, read_records, read_segments
+from perfscope.sources.runs.records import decode_step, read_segments
 from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, join, present
 from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
@@ -56,15 +56,6 @@ class StepColumns:
 def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
     """All steps in the folder of a rank; ``damage`` gets a text for each file and line that cannot be read."""
     return _join(list(map(from_records, read_segments(folder, wire.STEPS_FILE, decode_step, damage))))
-
-
-def read_last_step(folder: Path) -> int:
-    """The number of the last step that a process wrote, from the last file that has one; 0 of none."""
-    for path in reversed(list_segments(folder, wire.STEPS_FILE)):
-        steps = read_records(path, decode_step, [])
-        if steps:
-            return steps[-1].step
-    return 0
 
 
 def from_records(records: Sequence[StepRecord]) -> StepColumns:
