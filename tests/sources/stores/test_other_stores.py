@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import fsspec
 import pytest
 
-from perfscope.engine.run import analyze
+from perfscope.engine.run import Plan, analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
 from perfscope.sources.stores.reading import copy_stored, list_below
+from perfscope.wire.traces import partials_path
+from tests.engine.storing import copy_with_partials, without_traces
 from tests.sources.stores.conftest import RUN
+
+TRACES = sorted(path.name for path in (RUN / "traces").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -37,10 +44,79 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> fsspec.AbstractFileSystem:
     store = fsspec.filesystem("memory")
     monkeypatch.setattr(type(store), "store", {})
     monkeypatch.setattr(type(store), "pseudo_dirs", [""])
-    for path in RUN.rglob("*"):
-        if path.is_file() and path.parent.name != "traces":
-            store.pipe(f"/bucket/run/{path.relative_to(RUN)}", path.read_bytes())
+    put(store, RUN)
     return store
+
+
+def put(store: fsspec.AbstractFileSystem, run: Path) -> None:
+    for path in run.rglob("*"):
+        if path.is_file():
+            store.pipe(f"/bucket/run/{path.relative_to(run)}", path.read_bytes())
+
+
+class Half(io.BytesIO):
+    """Half of a file, given as all of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        content = file.read()
+        super().__init__(content[: len(content) // 2])
+        self.size = len(content)
+
+
+LOST, THROTTLED = FileNotFoundError("the key"), OSError(errno.EBUSY, "SlowDown")
+
+
+def fail_at(patch: pytest.MonkeyPatch, store: fsspec.AbstractFileSystem, name: str, fault: OSError | None) -> None:
+    """Let a store raise an error where a file is opened, or give half of it."""
+    original = type(store)._open
+
+    def opened(self: fsspec.AbstractFileSystem, path: str, *words: Any, **options: Any) -> BinaryIO:
+        file: BinaryIO = original(self, path, *words, **options)
+        if not path.endswith(name):
+            return file
+        if fault is not None:
+            raise fault
+        return cast("BinaryIO", Half(file))
+
+    patch.setattr(type(store), "_open", opened)
+
+
+def ask() -> tuple[Sequence[str], list[int]]:
+    """What is damaged, and the ranks whose traces are read, of the run in the store."""
+    analysis = analyze(["memory://bucket/run"], Plan(only=frozenset(("steps", "breakdown"))))
+    data: Any = analysis.results["breakdown"].data()
+    return analysis.damage, [entry["rank"] for entry in data["ranks"]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(LOST, "it does not exist"), (THROTTLED, "the store refused it each time that it was asked"), (None, "")],
+    ids=["lost", "throttled", "half"],
+)
+def test_what_a_store_does_not_give_is_named(
+    memory: fsspec.AbstractFileSystem, fault: OSError | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, ranks in ((f"traces/{TRACES[1]}", [0, 2, 3]), ("ranks/00002/steps.jsonl", [0, 1, 2, 3])):
+        with monkeypatch.context() as patch:
+            fail_at(patch, memory, name, fault)
+            damage, read = ask()
+        assert damage[0].startswith(f"memory://bucket/run/{name}")
+        assert reason in damage[0]
+        assert read == ranks or fault is None
+    assert ask() == ((), [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(LOST, "cannot be read: it does not exist"), (None, "is not whole")])
+def test_partials_that_a_store_loses_are_named_with_the_reason(
+    memory: fsspec.AbstractFileSystem, fault: OSError | None, reason: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    type(memory).store.clear()
+    put(memory, without_traces(copy_with_partials(RUN, tmp_path)))
+    fail_at(monkeypatch, memory, partials := partials_path(TRACES[2]), fault)
+    damage, read = ask()
+    assert f"stayed on its host, and {partials} {reason}" in damage[0]
+    assert (damage[1].startswith("1 of 4 ranks have no trace"), read) == (True, [0, 1, 3])
 
 
 def test_a_key_that_leads_out_of_the_folder_is_left_out(memory: fsspec.AbstractFileSystem) -> None:

@@ -1,4 +1,4 @@
-"""Runs and traces in a real S3 store give what they give on disk, and a store that fails is named."""
+"""Runs and traces in a real S3 store give what they give on disk, and a store that refuses is named."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ import pytest
 
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError, UsageError
-from perfscope.wire.traces import partials_path
 from tests.conftest import Ended, perfscope
-from tests.engine.storing import copy_with_partials, without_traces
+from tests.engine.storing import copy_with_partials
 from tests.sources.stores.conftest import RUN, without_keys
-from tests.sources.stores.faults import ALWAYS, Faults, faulty
 from tests.sources.stores.server import ACCESS_KEY, SECRET_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
 
 TRACES = sorted(path.name for path in (RUN / "traces").iterdir())
-PARTIALS = partials_path(TRACES[2])
 #: Two that read the run's records, and two that read its traces.
 ONLY = frozenset(("steps", "setup", "breakdown", "collectives"))
 
@@ -59,11 +56,6 @@ def whole() -> str:
     return answers(analyze([RUN], Plan(only=ONLY))).replace(str(RUN), "s3://runs/zero1")
 
 
-def ranks(analysis: Analysis) -> list[Any]:
-    data: Any = analysis.results["breakdown"].data()
-    return [entry["rank"] for entry in data["ranks"]]
-
-
 def test_a_run_in_a_store_gives_the_bytes_that_it_gives_on_disk(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "zero1").symlink_to(RUN)
@@ -79,49 +71,6 @@ def test_traces_in_a_store_give_what_they_give_on_disk(s3: str, ask: Ask) -> Non
     stored = ask(s3, "s3://runs/zero1/traces")
     assert answers(stored) == answers(on_disk).replace(str(RUN), "s3://runs/zero1")
     assert stored.inputs == tuple(f"s3://runs/zero1/traces/{name}" for name in TRACES)
-
-
-@pytest.mark.parametrize("fault", ["throttled", "cut"])
-def test_a_store_that_fails_for_a_while_is_asked_again(s3: str, ask: Ask, whole: str, fault: str) -> None:
-    counts = {TRACES[0]: 2, "ranks/00001/steps.jsonl": 1}
-    with faulty(s3, Faults(**{fault: counts})) as address:  # type: ignore[arg-type]
-        analysis = ask(address)
-    assert (analysis.damage, answers(analysis)) == ((), whole)
-    assert set(counts.values()) == {0}
-
-
-def test_a_store_that_throttles_without_end_is_asked_a_limited_number_of_times(
-    s3: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # each attempt of S3's own library is repeated by what calls it
-    faults = Faults(throttled={TRACES[0]: ALWAYS})
-    with faulty(s3, faults) as address:
-        analysis = ask(address)
-    (line, missing) = analysis.damage
-    assert line.startswith(f"s3://runs/zero1/traces/{TRACES[0]} cannot be read: the store refused it each time")
-    assert missing.startswith("1 of 4 ranks have no trace")
-    assert len(ranks(analysis)) == 3
-    assert ALWAYS - faults.throttled[TRACES[0]] < 50
-
-
-def test_a_trace_and_a_record_that_were_listed_and_are_gone_are_named(s3: str, ask: Ask) -> None:
-    with faulty(s3, Faults(lost=TRACES[3])) as address:
-        analysis = ask(address)
-    assert analysis.damage[0] == f"s3://runs/zero1/traces/{TRACES[3]} cannot be read: it does not exist"
-    assert len(ranks(analysis)) == 3
-    with faulty(s3, Faults(lost="ranks/00002/steps.jsonl")) as address:
-        analysis = ask(address)
-    assert analysis.damage == ("s3://runs/zero1/ranks/00002/steps.jsonl cannot be read: it does not exist",)
-    assert len(ranks(analysis)) == 4
-
-
-def test_half_of_a_trace_or_of_a_record_is_never_taken_for_all_of_it(s3: str, ask: Ask) -> None:
-    with faulty(s3, Faults(shortened={TRACES[1]: ALWAYS})) as address:
-        analysis = ask(address)
-    assert analysis.damage[0].startswith(f"s3://runs/zero1/traces/{TRACES[1]}")
-    with faulty(s3, Faults(shortened={"ranks/00001/steps.jsonl": ALWAYS})) as address:
-        (line,) = ask(address).damage
-    assert line.startswith("s3://runs/zero1/ranks/00001/steps.jsonl cannot be read: ")
 
 
 def test_missing_credentials_are_one_plain_sentence(s3: str, tmp_path: Path) -> None:
@@ -150,11 +99,9 @@ def test_a_bucket_or_a_folder_that_is_not_there_is_named(s3: str, ask: Ask, loca
 
 
 def test_credentials_are_neither_printed_nor_written(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
-    faults = Faults(lost=TRACES[3])
-    with faulty(s3, faults) as address:
-        places = {"TMPDIR": str(tmp_path / "temporary")}
-        Path(places["TMPDIR"]).mkdir()
-        answer = say(address, "s3://runs/zero1", {**keys, **places}, tmp_path, "--only", "steps,breakdown", "-v")
+    places = {"TMPDIR": str(tmp_path / "temporary")}
+    Path(places["TMPDIR"]).mkdir()
+    answer = say(s3, "s3://runs/zero1", {**keys, **places}, tmp_path, "--only", "steps,breakdown", "-v")
     assert SECRET_KEY not in answer.stdout + answer.stderr
     assert ACCESS_KEY not in answer.stdout + answer.stderr
     assert not any(SECRET_KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -167,46 +114,11 @@ def test_partials_in_a_store_are_taken_in_place_of_their_traces(s3: str, ask: As
     store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
     run = copy_with_partials(RUN, tmp_path)
     store.put(str(run), "runs/partials", recursive=True)
-    faults = Faults()
-    with faulty(s3, faults) as address:
-        analysis = ask(address, "s3://runs/partials")
-        assert (analysis.damage, answers(analysis)) == ((), whole.replace("runs/zero1", "runs/partials"))
-        first = f"/runs/partials/traces/{TRACES[0]}"
-        assert faults.bytes_sent[first] < 0.1 * (run / "traces" / TRACES[0]).stat().st_size
-        store.rm([f"runs/partials/traces/{name}" for name in TRACES])
-        absent = ask(address, "s3://runs/partials")
-    assert answers(absent) == answers(analysis)
+    for names in ((), TRACES):  # with the traces, and after they are gone
+        if names:
+            store.rm([f"runs/partials/traces/{name}" for name in names])
+        assert answers(ask(s3, "s3://runs/partials")) == whole.replace("runs/zero1", "runs/partials")
     store.rm("runs/partials", recursive=True)
-
-
-@pytest.fixture(scope="module")
-def absent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A run in the store whose traces stayed on their hosts."""
-    import s3fs
-
-    run = without_traces(copy_with_partials(RUN, tmp_path_factory.mktemp("absent")))
-    store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
-    store.put(str(run), "runs/absent", recursive=True)
-    yield "s3://runs/absent"
-    store.rm("runs/absent", recursive=True)
-
-
-@pytest.mark.parametrize(
-    ("faults", "reason"),
-    [
-        ({"shortened": {PARTIALS: ALWAYS}}, "is not whole"),
-        ({"lost": PARTIALS}, "cannot be read: it does not exist"),
-    ],
-    ids=str,
-)
-def test_partials_that_a_store_loses_are_named_with_the_reason(
-    s3: str, ask: Ask, absent: str, faults: dict[str, Any], reason: str
-) -> None:
-    with faulty(s3, Faults(**faults)) as address:
-        analysis = ask(address, absent)
-    assert f"stayed on its host, and {PARTIALS} {reason}" in analysis.damage[0]
-    assert analysis.damage[1].startswith("1 of 4 ranks have no trace")
-    assert len(ranks(analysis)) == 3
 
 
 @pytest.mark.parametrize("command", ["analyze --only goodput", "compare"])
