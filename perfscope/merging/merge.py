@@ -26,13 +26,13 @@ from perfscope.merging.events import (
     TraceEvent,
     arrow_id,
     assign_slots,
+    draw_overview,
     name_track,
     to_json,
     to_ns,
     to_text,
     to_us,
 )
-from perfscope.merging.overview import draw_overview
 from perfscope.sources.traces.files import RankRule
 from perfscope.sources.traces.reader import read_events, read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 from dataclasses import replace
 from math import floor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perfscope.sources.runs.step_columns import read_step_columns, to_steps
+from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.steps import HostTimes
 from perfscope.wire.host import HostWork
-from perfscope.wire.records import StepRecord, to_line
+from perfscope.wire.records import StepRecord
 
 NAMES = ("cpu_ns", "delay_ns", "system_ns", "faults", "preempted")
 #: How much of a value each step has; absent for none.
@@ -135,13 +133,3 @@ def test_nothing_is_spread_over_lost_steps_and_clocks_that_jump(harm: str) -> No
             "first": second | third,
         }[harm]
     )
-
-
-def test_compressed_files_read_as_lines(tmp_path: Path) -> None:
-    walls, reads = made(random.Random(3), 100)
-    records = make_records(walls, reads)
-    lines = b"".join(to_line(record) for record in records[:50])
-    (tmp_path / "steps.000001.jsonl.gz").write_bytes(gzip.compress(lines))
-    (tmp_path / "steps.jsonl").write_bytes(b"".join(to_line(record) for record in records[50:]))
-    found = to_steps(0, 0, read_step_columns(tmp_path, [])).host
-    assert columns(found) == columns(to_steps(0, 0, records).host) == by_hand(walls, reads)
