@@ -135,17 +135,12 @@ def _read_processes(ranks: Path) -> dict[int, list[RankProcess]]:
 
 def _find_samples_target(path: Path, target: Path) -> Path:
     """Where a host's samples go: the same file in an earlier or later state, else the first free number."""
+    numbered = (target.with_name(f"{target.stem}.{number}{target.suffix}") for number in itertools.count(1))
     return next(
         candidate
-        for candidate in _numbered_names(target)
+        for candidate in itertools.chain((target,), numbered)
         if not candidate.exists() or _is_beginning(path, candidate) or _is_beginning(candidate, path)
     )
-
-
-def _numbered_names(target: Path) -> Iterator[Path]:
-    yield target
-    for number in itertools.count(1):
-        yield target.with_name(f"{target.stem}.{number}{target.suffix}")
 
 
 def _plan_file(path: Path, target: _Target, plan: MergePlan) -> None:

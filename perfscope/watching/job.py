@@ -46,6 +46,7 @@ _GONE_NS = 300 * NS_PER_S
 class GpuValues(msgspec.Struct):
     """The last sample of one GPU, or its description in the first line."""
 
+    host: str = ""
     uuid: str = ""
     name: str = ""
     index: int | None = None
@@ -122,14 +123,6 @@ class WatchedRank:
         return min(age_ns, max(0, wall_ns - self.written_ns) + incidents.LATEST_WRITE_NS)
 
 
-@dataclass(frozen=True)
-class WatchedGpu:
-    """One GPU of a host."""
-
-    host: str
-    values: GpuValues
-
-
 def read_end(path: Path) -> list[bytes]:
     """The whole lines at the end of a file; none where it cannot be read."""
     try:
@@ -157,22 +150,19 @@ class _Samples:
     path: Path
     began_ns: int
     described: list[GpuValues]
-    gpus: list[WatchedGpu]
+    gpus: list[GpuValues]
 
 
-def _last_sample(host: str, samples: _Samples) -> list[WatchedGpu]:
+def _last_sample(samples: _Samples) -> list[GpuValues]:
     """The last sample of each GPU, with what does not change."""
     for line in reversed(read_end(samples.path)):
         for sample in _decode_all(_decode_sample, [line]):
             if len(sample.gpus) == len(samples.described) and b'"uuid"' not in line:
-                pairs = zip(sample.gpus, samples.described, strict=True)
-                return [WatchedGpu(host, _with_names(values, described)) for values, described in pairs]
+                for values, described in zip(sample.gpus, samples.described, strict=True):
+                    for name in ("host", "uuid", "name", "index", "memory_total_bytes"):
+                        setattr(values, name, getattr(described, name))
+                return sample.gpus
     return samples.gpus
-
-
-def _with_names(values: GpuValues, described: GpuValues) -> GpuValues:
-    names = ("uuid", "name", "index", "memory_total_bytes")
-    return msgspec.structs.replace(values, **{name: getattr(described, name) for name in names})
 
 
 def _read_first(path: Path) -> _SampleLine:
@@ -209,7 +199,7 @@ class WatchedJob:
         return {rank.rank: rank for _, rank in by_attempt}
 
     @property
-    def gpus(self) -> list[WatchedGpu]:
+    def gpus(self) -> list[GpuValues]:
         """The GPUs, by host."""
         return [gpu for _, samples in sorted(self._samples.items()) for gpu in samples.gpus]
 
@@ -246,9 +236,9 @@ class WatchedJob:
                         self._dead.add(wire.rank_folder(death.rank, max(death.attempt, 0)))
         for name in self._dead & self._by_folder.keys():  # a process may die before it is found
             self._by_folder[name].has_ended = True
-        for host, samples in self._samples.items():
+        for samples in self._samples.values():
             if self._is_new(samples.path):
-                samples.gpus = _last_sample(host, samples)
+                samples.gpus = _last_sample(samples)
         is_gone = bool(self._by_folder) and all(rank.has_ended for rank in self.ranks.values())
         self._gone_since_ns = (self._gone_since_ns or time.monotonic_ns()) if is_gone else None
 
@@ -291,8 +281,8 @@ class WatchedJob:
             host = first.host or path.name.removesuffix(".jsonl")
             latest = self._samples.get(host)
             if first.gpus and (latest is None or first.t_ns > latest.began_ns):
-                gpus = [WatchedGpu(host, gpu) for gpu in first.gpus]
-                self._samples[host] = _Samples(path, first.t_ns, first.gpus, gpus)
+                gpus = [msgspec.structs.replace(gpu, host=host) for gpu in first.gpus]
+                self._samples[host] = _Samples(path, first.t_ns, gpus, gpus)
         try:
             status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None

@@ -16,10 +16,7 @@ def to_openmetrics(job: WatchedJob) -> str:
     """Write the metrics; what is not known is left out."""
     ranks = [(rank, {"rank": str(number), "host": rank.record.host}) for number, rank in sorted(job.ranks.items())]
     ages = [(at, _seconds(rank.age_ns(job.wall_ns))) for rank, at in ranks if not rank.has_ended]
-    gpus = [
-        (gpu.values, {"host": gpu.host, "gpu": str(gpu.values.index), "uuid": gpu.values.uuid, "name": gpu.values.name})
-        for gpu in job.gpus
-    ]
+    gpus = [(gpu, {"host": gpu.host, "gpu": str(gpu.index), "uuid": gpu.uuid, "name": gpu.name}) for gpu in job.gpus]
     metrics: list[tuple[str, str, str, list[_Sample]]] = [
         ("steps", "", "Completed training steps.", [(at, rank.step) for rank, at in ranks]),
         ("step_seconds", "seconds", "Step time of the job.", [({}, _seconds(job.step_ns()))]),

@@ -10,7 +10,7 @@ from perfscope.constants import GB, KILO, NS_PER_S
 from perfscope.report import MOST_ROWS, escape_control_characters
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
-from perfscope.watching.job import WatchedGpu, WatchedJob, WatchedRank
+from perfscope.watching.job import GpuValues, WatchedJob, WatchedRank
 
 _WIDTH = 100
 
@@ -91,15 +91,14 @@ def _rank_cells(job: WatchedJob, rank: WatchedRank) -> tuple[str, ...]:
     )
 
 
-def _draw_gpus(gpus: list[WatchedGpu]) -> Table:
+def _draw_gpus(gpus: list[GpuValues]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("GPU", "Host", "Name", "Busy", "Memory", "Power", "Clock", "Temp."):
         table.add_column(heading, justify="left" if heading in ("Host", "Name") else "right")
-    for gpu in gpus[:MOST_ROWS]:
-        values = gpu.values
+    for values in gpus[:MOST_ROWS]:
         table.add_row(
             _text(values.index, "{}"),
-            escape_control_characters(gpu.host),
+            escape_control_characters(values.host),
             escape_control_characters(values.name),
             _text(values.gpu_util_percent, "{} %"),
             _text(None if values.memory_used_bytes is None else values.memory_used_bytes / GB, "{:.1f} GB"),
