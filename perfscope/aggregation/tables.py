@@ -10,7 +10,7 @@ rank). A row stands out where one of its values is farther from the median than 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, nan
 from typing import TypeAlias
@@ -28,20 +28,16 @@ ALL_ROWS = "All rows: `perfscope analyze ... --rows FOLDER` writes them."
 _HEADINGS = ("Rank", "Rank and step")
 _RANK = re.compile(r"(?:rank )?(\d+)\b")
 _TOTAL = "all"
-#: A table is told apart by texts that take at most so many values together, such as the numbers of steps.
-_MOST_PARTS = 12
-#: So many groups are all shown; of more, those that are farthest from the median.
-_MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
-_MEDIAN = 0.5
 #: What is told of many values.
 QUANTILES = (
     ("smallest", 0.0), ("1 %", 0.01), ("10 %", 0.1), ("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("largest", 1.0),
 )  # fmt: skip
+_MEDIAN = dict(QUANTILES)["median"]
 #: An outlier is that many standard deviations from the median, and at least that share of the median.
 FAR = 8
 _LEAST_SHARE = 0.01
-#: How many outliers are shown.
-MOST_OUTLIERS = 16
+#: How many outliers are shown, and how many groups: the farthest from the median.
+MOST_SHOWN = 16
 #: The standard deviation of a normal distribution over its median deviation, and over its mean one.
 _OVER_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
 
@@ -86,40 +82,45 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     ranks = len({rank_of(row[rank_column]) for row in every} - {None})
     if ranks <= MANY_RANKS:
         return section
-    parts = _split([row for row in every if not _is_total(row, rank_column)], rank_column)
-    rows: list[Row] = []
-    shown_of: dict[str, tuple[int, int]] = {}
-    for part in parts:
-        rows += part.quantiles()
-        # Where texts tell rows apart, such as the step, groups would make as many tables as there are texts.
-        for grouping in groupings if len(parts) == 1 else ():
-            groups, count = part.groups(grouping)
-            shown_of[grouping.name] = len(groups), count
-            rows += groups
-        rows += [part.rows[place] for place in part.chosen.rows]
-    rows += [row for row in every if _is_total(row, rank_column)]
+    totals = [row for row in every if _TOTAL in row[: rank_column + 1]]  # the rank, or the host before it
+    table = _Ranks([row for row in every if _TOTAL not in row[: rank_column + 1]], rank_column)
+    groups, told = [], []
+    for grouping in groupings:
+        rows, count = table.groups(grouping)
+        groups += rows
+        if count:
+            most = "all" if len(rows) == count else f"the {len(rows)} farthest of"
+            told.append(f"{grouping.name}: medians of {most} {count:,}")
+    chosen, description = table.chosen()
+    by_group = f"; {', '.join(told)}" if told else ""
+    note = (
+        f"{len(table.rows):,} rows of {ranks:,} ranks, told by quantiles of each column by itself{by_group}; and as "
+        f"they are, the rows with the smallest and the largest value of each column{description}. {ALL_ROWS}"
+    )
     notes = section.notes[:-1] if section.every else section.notes
-    description = _describe(sum(len(part.rows) for part in parts), ranks, [part.chosen for part in parts], shown_of)
-    return replace(section, rows=tuple(rows), notes=(*notes, description), every=every, is_aggregated=True)
+    shown = (*table.quantiles(), *groups, *chosen, *totals)
+    return replace(section, rows=shown, notes=(*notes, note), every=every, is_aggregated=True)
 
 
-class _Part:
-    """Rows that are compared with each other."""
+class _Ranks:
+    """The rows of a table that name ranks, and the numbers of its columns: NaN where there is none."""
 
     def __init__(self, rows: Sequence[Row], rank_column: int) -> None:
         self.rows, self._rank_column = rows, rank_column
         columns = list(zip(*rows, strict=True))
-        values = {index: to_numbers(column) for index, column in enumerate(columns) if index != rank_column}
-        self._values = {index: numbers for index, numbers in values.items() if numbers is not None}
+        self._values = {
+            index: np.array([cell if isinstance(cell, int | float) else nan for cell in column], np.float64)
+            for index, column in enumerate(columns)
+            if index != rank_column and not any(isinstance(cell, str) for cell in column)
+        }
         self._shared = [column[0] if all(cell == column[0] for cell in column) else "" for column in columns]
-        self.chosen = choose_rows(self._values.values())
 
     def quantiles(self) -> list[Row]:
         """A row for each quantile, of each column by itself."""
-        places = {index: places_of_quantiles(values) for index, values in self._values.items()}
+        everywhere = range(len(self.rows))
         return [
-            self._row(name, {index: of_column[number] for index, of_column in places.items()})
-            for number, (name, _) in enumerate(QUANTILES)
+            self._row(name, {index: _pick(values, everywhere, share) for index, values in self._values.items()})
+            for name, share in QUANTILES
         ]
 
     def groups(self, grouping: Grouping) -> tuple[list[Row], int]:
@@ -127,29 +128,38 @@ class _Part:
         members: dict[str, list[int]] = {}
         for place, row in enumerate(self.rows):
             rank = rank_of(row[self._rank_column])
-            label = None if rank is None else grouping.label_of.get(rank)
-            if label is not None:
-                members.setdefault(label, []).append(place)
-        labels = sorted(members)
+            if rank is not None and rank in grouping.label_of:
+                members.setdefault(grouping.label_of[rank], []).append(place)
         picks = {
-            index: [_pick_median(values, members[label]) for label in labels] for index, values in self._values.items()
+            label: {index: _pick(values, members[label], _MEDIAN) for index, values in self._values.items()}
+            for label in sorted(members)
         }
-        shown: Sequence[int] = range(len(labels))
-        if len(labels) > _MOST_GROUPS:
-            score = np.zeros(len(labels))
-            for index, values in self._values.items():
-                medians = np.array([nan if row is None else values[row] for row in picks[index]])
-                if not np.isnan(medians).all():
-                    score = np.maximum(score, np.nan_to_num(deviations(medians)))
-            shown = np.argsort(-score, kind="stable")[:_FARTHEST_GROUPS].tolist()
-        rows = [
-            self._row(
-                f"{grouping.name} {labels[group]}: median of {len(members[labels[group]])}",
-                {index: rows[group] for index, rows in picks.items()},
-            )
-            for group in shown
-        ]
-        return rows, len(labels)
+        score = dict.fromkeys(picks, 0.0)
+        for index, values in self._values.items():
+            medians = np.array([nan if (place := of[index]) is None else values[place] for of in picks.values()])
+            if len(picks) > MOST_SHOWN and not np.isnan(medians).all():
+                far = zip(picks, np.nan_to_num(deviations(medians)).tolist(), strict=True)
+                score |= {label: max(score[label], distance) for label, distance in far}
+        shown = sorted(picks, key=lambda label: -score[label])[:MOST_SHOWN]
+        return [self._row(f"{grouping.name} {of}: median of {len(members[of])}", picks[of]) for of in shown], len(picks)
+
+    def chosen(self) -> tuple[list[Row], str]:
+        """The extremes of each column and the outliers, the farthest first, and how many outliers these are."""
+        extremes: set[int] = set()
+        score = np.zeros(len(self.rows))
+        for values in self._values.values():
+            present = values[~np.isnan(values)]
+            if len(present) and present.min() != present.max():
+                extremes |= {int(np.nanargmin(values)), int(np.nanargmax(values))}
+                score = np.maximum(score, np.nan_to_num(deviations(values)))
+        outliers = np.flatnonzero(score > FAR)
+        farthest = outliers[np.argsort(-score[outliers], kind="stable")][:MOST_SHOWN].tolist()
+        rows = sorted({*extremes, *farthest}, key=lambda row: (-score[row], row))
+        shown = int((score[rows] > FAR).sum()) if rows else 0
+        far = f"more than {FAR} standard deviations (by the median deviation) and 1 % from the median"
+        most = f"all {shown:,}" if shown == len(outliers) else f"{shown:,} of {len(outliers):,}"
+        description = f" and {most} that are {far}" if len(outliers) else f"; none is {far}"
+        return [self.rows[row] for row in rows], description
 
     def _row(self, label: str, picks: Mapping[int, int | None]) -> Row:
         """A row with the cells of some rows in the columns of numbers."""
@@ -160,107 +170,11 @@ class _Part:
         return tuple(cells)
 
 
-def _pick_median(values: Floats, rows: Sequence[int]) -> int | None:
-    """The row among some whose value is their median; None where none has a value."""
+def _pick(values: Floats, rows: Sequence[int], share: float) -> int | None:
+    """The row among some whose value is a quantile of theirs; None where none has a value."""
     of_rows = values[rows]
     present = int((~np.isnan(of_rows)).sum())
-    return rows[np.argsort(of_rows, kind="stable")[nearest_rank(present, _MEDIAN)]] if present else None
-
-
-def _split(rows: Sequence[Row], rank_column: int) -> list[_Part]:
-    """Rows by the texts that tell them apart, such as the step; all together where there are too many texts."""
-    columns = [column for index, column in enumerate(zip(*rows, strict=True)) if index != rank_column]
-    telling = [
-        column for column in columns if len(set(column)) <= _MOST_PARTS and all(isinstance(c, str) for c in column)
-    ]
-    parts: dict[tuple[Cell, ...], list[Row]] = {}
-    for row, *key in zip(rows, *telling, strict=True):
-        parts.setdefault(tuple(key), []).append(row)
-    if len(parts) > _MOST_PARTS:
-        return [_Part(rows, rank_column)]
-    return [_Part(part, rank_column) for part in parts.values()]
-
-
-def _is_total(row: Row, rank_column: int) -> bool:
-    """Whether a row is over all ranks; it says so where other rows name the rank, or the host before it."""
-    return _TOTAL in row[: rank_column + 1]
-
-
-def _describe(rows: int, ranks: int, chosen: Sequence[Chosen], groups: Mapping[str, tuple[int, int]]) -> str:
-    """Of how many rows a table is, and how those that are shown were chosen."""
-    outliers, shown = sum(part.outliers for part in chosen), sum(part.shown_outliers for part in chosen)
-    apart = ", for each text that tells rows apart" if len(chosen) > 1 else ""
-    by_group = [
-        f"{name}: medians of {'all' if most == total else f'the {most} farthest of'} {total:,}"
-        for name, (most, total) in groups.items()
-        if total
-    ]
-    most = f"all {outliers:,}" if outliers == shown else f"{shown:,} of {outliers:,}"
-    far = f"more than {FAR} standard deviations (by the median deviation) and 1 % from the median"
-    stand_out = f" and {most} that are {far}" if outliers else f"; none is {far}"
-    return (
-        f"{rows:,} rows of {ranks:,} ranks, told by quantiles of each column by itself{apart}"
-        f"{'; ' + ', '.join(by_group) if by_group else ''}; and as they are, the rows with the smallest and the "
-        f"largest value of each column{stand_out}. {ALL_ROWS}"
-    )
-
-
-def to_numbers(cells: Sequence[object]) -> Floats | None:
-    """The numbers of a column, NaN where there is none; None where a cell is a text, or none is a number."""
-    if any(isinstance(cell, str) for cell in cells) or all(cell is None for cell in cells):
-        return None
-    return np.array([cell if isinstance(cell, int | float) else nan for cell in cells], np.float64)
-
-
-def places_of_quantiles(values: Floats) -> list[int | None]:
-    """Where the value of each of ``QUANTILES`` stands; None where there is no value."""
-    order, present = np.argsort(values, kind="stable"), int((~np.isnan(values)).sum())
-    return [int(order[nearest_rank(present, share)]) if present else None for _, share in QUANTILES]
-
-
-class Chosen(Struct, frozen=True):
-    """The rows that are shown as they are.
-
-    Attributes:
-        rows: Their positions, the one that stands out most first.
-        outliers: How many rows are outliers.
-        shown_outliers: How many of these are shown.
-    """
-
-    rows: tuple[int, ...]
-    outliers: int
-    shown_outliers: int
-
-
-def nearest_rank(count: int, share: float) -> int:
-    """The position of a quantile among so many values in order.
-
-    >>> [nearest_rank(4, share) for share in (0, 0.25, 0.5, 0.51, 1)]
-    [0, 0, 1, 2, 3]
-    """
-    return max(ceil(share * count) - 1, 0)
-
-
-def choose_rows(columns: Iterable[Floats]) -> Chosen:
-    """The rows with the smallest and the largest value of each column, and those that are farthest from the medians.
-
-    Args:
-        columns: The values of each column, NaN where there is none; a column of equal values tells nothing.
-    """
-    extremes: set[int] = set()
-    score = np.zeros(0)
-    for values in columns:
-        score = score if len(score) else np.zeros(len(values))
-        present = values[~np.isnan(values)]
-        if not len(present) or present.min() == present.max():
-            continue
-        extremes |= {int(np.nanargmin(values)), int(np.nanargmax(values))}
-        score = np.maximum(score, np.nan_to_num(deviations(values)))
-    outliers = np.flatnonzero(score > FAR)
-    farthest = outliers[np.argsort(-score[outliers], kind="stable")][:MOST_OUTLIERS].tolist()
-    rows = sorted({*extremes, *farthest}, key=lambda row: (-score[row], row))
-    shown = int((score[rows] > FAR).sum()) if rows else 0
-    return Chosen(tuple(rows), len(outliers), shown)
+    return rows[np.argsort(of_rows, kind="stable")[max(ceil(share * present) - 1, 0)]] if present else None
 
 
 def deviations(values: Floats) -> Floats:
