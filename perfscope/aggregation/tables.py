@@ -136,7 +136,7 @@ class _Ranks:
         }
         score = dict.fromkeys(picks, 0.0)
         for index, values in self._values.items():
-            medians = np.array([nan if (place := of[index]) is None else values[place] for of in picks.values()])
+            medians = np.array([nan if (picked := of[index]) is None else values[picked] for of in picks.values()])
             if len(picks) > MOST_SHOWN and not np.isnan(medians).all():
                 far = zip(picks, np.nan_to_num(deviations(medians)).tolist(), strict=True)
                 score |= {label: max(score[label], distance) for label, distance in far}

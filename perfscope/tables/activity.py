@@ -15,13 +15,7 @@ def _nothing() -> Int64:
 
 
 class ThreadSpans(Struct, frozen=True, eq=False):
-    """Stretches of time of threads; those of a thread are apart from each other and in order.
-
-    Attributes:
-        start_ns: When each began.
-        end_ns: When it ended.
-        thread: Its thread.
-    """
+    """Stretches of time of threads; those of a thread are apart from each other and in order."""
 
     start_ns: Int64 = field(default_factory=_nothing)
     end_ns: Int64 = field(default_factory=_nothing)

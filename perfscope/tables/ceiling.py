@@ -35,15 +35,9 @@ class CollectiveRate(NamedTuple):
 
 
 class Ceiling(Struct, frozen=True):
-    """The ceilings of a machine.
+    """The ceilings of a machine: of its GPU, ``""`` for processors, and of how many of them took part.
 
-    Attributes:
-        device: The GPU; ``""`` for processors.
-        devices: How many of them took part.
-        torch: The version of torch that measured.
-        products: Products of matrices.
-        memory: Copies in memory.
-        collectives: Collectives; empty for a single device.
+    ``torch`` is the version that measured; ``collectives`` are empty for a single device.
     """
 
     device: str

@@ -56,11 +56,7 @@ class Layout(StrEnum):
 class TensorGroup:
     """The tensors of a file with one role and dtype, summed.
 
-    Attributes:
-        role: What they are for.
-        dtype: Their data type.
-        elements: Their number of elements; tensors that share a storage count once.
-        bytes: Their size.
+    ``elements``: tensors that share a storage count once.
     """
 
     role: Role
@@ -71,12 +67,9 @@ class TensorGroup:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """One file.
+    """One file, by its path below the checkpoint.
 
     Attributes:
-        path: Its path below the checkpoint.
-        bytes: Its size.
-        kind: What it is, by its name.
         ranks: The ranks, layer or expert that it belongs to, by its name.
         holds: Its tensors, by its own table of contents; absent if that was not read.
         unused_bytes: Bytes of storages outside of every tensor: views that were saved without a copy.
@@ -100,13 +93,9 @@ class CheckpointSummary:
 
     Attributes:
         name: Its name in the folder; empty for the folder itself.
-        step: The training step after which it was saved; absent where nothing states it.
-        epoch: The epoch, as for the step.
-        files: How many files it has.
-        bytes: Their size.
-        modified_ns: When one of them was last modified.
+        step, epoch: After which it was saved; absent where nothing states it.
+        modified_ns: When one of its files was last modified.
         problems: What is missing or cut off, in words; empty where it seems complete.
-        complete: Whether it has no problems.
         newest: Whether it is the newest of the folder.
         shown: Whether it is the one whose files are read.
     """
@@ -130,9 +119,6 @@ class Checkpoint:
     Attributes:
         path: Its folder, or its file.
         tag: Its name in a folder of several; absent if the folder itself is the checkpoint.
-        layout: Which framework wrote it, and how it is split.
-        files: Its files, by path.
-        mixture_of_experts: Whether its model is a mixture of experts.
         stated_parameters: The number of parameters that the checkpoint itself states; absent if it states none.
         checkpoints: All checkpoints in the same folder, this one included; empty for a single file.
         damage: What is missing or cannot be read, in words.

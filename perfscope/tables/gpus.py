@@ -13,21 +13,14 @@ class GpuSamples:
     """The samples of one GPU, in order of time. A value that was not reported or not read then is masked.
 
     Attributes:
-        host: Its machine.
         uuid: Its UUID, in NVML and CUDA.
-        name: Its model.
         index: Its number on the machine, in the order of PCI buses.
-        power_limit_mw: The enforced power limit; None where unknown.
-        power_limit_default_mw: Its default limit; None where unknown.
-        memory_total_bytes: Its memory; None where unknown.
-        sm_clock_max_mhz: The maximum clock of its multiprocessors; None where unknown.
+        power_limit_mw: The enforced power limit; this and what follows to ``sm_clock_max_mhz`` is None where unknown.
         lost_ns: When it stopped answering; None where it did not.
         t_ns: When the sample was taken, on the host's monotonic clock.
         power_mw: Power draw, NVML's mean over its own period.
         util_percent: Share of NVML's period in which any kernel ran.
         memory_used_bytes: Memory in use by all processes.
-        sm_clock_mhz: Clock of the multiprocessors.
-        temperature_c: Temperature.
         throttle: Why the clock is reduced, NVML's bits; 0 is no reason.
         counters: Other counters since the driver was loaded, by their names in the records: ``nvlink_tx_kib``,
             ``pcie_rx_bytes``, ``sw_power_cap_ns`` and so on.

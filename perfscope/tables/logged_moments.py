@@ -14,8 +14,7 @@ class LoggedMoment:
         iteration: The last iteration that is complete.
         stated_ns: What an iteration took by the log; absent where the line does not say.
         saved_ns: How long saves stalled training since the moment before; 0 where the log does not say.
-        has_evaluation: Whether the model was validated since the moment before.
-        has_save: Whether a checkpoint was saved since then.
+        has_evaluation, has_save: Whether the model was validated, and a checkpoint saved, since then.
     """
 
     t_ns: int
@@ -28,15 +27,9 @@ class LoggedMoment:
 
 @dataclass(frozen=True, slots=True)
 class LoggedMoments:
-    """One log.
+    """One log, with the moments at which iterations ended, in its order.
 
-    Attributes:
-        path: The file.
-        first_ns: Its first time.
-        last_ns: Its last one.
-        moments: The moments at which iterations ended, in its order.
-        ranks: How many ranks trained; absent where the log does not say.
-        damage: What of it contradicts itself, in words.
+    ``ranks`` is how many trained, absent where the log does not say. ``damage`` is what contradicts itself, in words.
     """
 
     path: str

@@ -13,13 +13,7 @@ from perfscope.wire.memory import MemoryHeader
 
 
 class Frame(NamedTuple):
-    """A frame of a stack.
-
-    Attributes:
-        file: Its source file.
-        line: The line.
-        function: The function.
-    """
+    """A frame of a stack."""
 
     file: str
     line: int
@@ -32,7 +26,6 @@ class AllocatorEvents(Struct, frozen=True, eq=False):
     Attributes:
         actions: The letters of ``perfscope.wire.memory.ACTIONS``.
         addresses: The address; the free bytes of the device at an out-of-memory error.
-        sizes: Bytes.
         times_us: The wall clock; 0 where it was not recorded.
         stacks: The number of the stack, -1 without one.
     """
@@ -56,11 +49,8 @@ class AllocatorEvents(Struct, frozen=True, eq=False):
 class Blocks(Struct, frozen=True, eq=False):
     """The blocks at the end of the history that tensors hold; one row a block.
 
-    Attributes:
-        addresses: Where it begins.
-        sizes: Its bytes.
-        requested: The bytes that were asked for.
-        stacks: The number of the stack that allocated it, -1 without one.
+    ``requested`` is the bytes that were asked for, ``stacks`` the number of the stack that allocated it, -1 without
+    one.
     """
 
     addresses: Int64
@@ -72,11 +62,7 @@ class Blocks(Struct, frozen=True, eq=False):
 class Tensors(Struct, frozen=True, eq=False):
     """Stretches of memory whose purpose the process knew at one moment.
 
-    Attributes:
-        addresses: Where each begins.
-        sizes: Its bytes.
-        roles: ``weights``, ``gradients`` or ``optimizer``.
-        names: The parameter, or the state.
+    ``roles`` are ``weights``, ``gradients`` or ``optimizer``; ``names`` the parameter, or the state.
     """
 
     addresses: Int64
@@ -86,12 +72,10 @@ class Tensors(Struct, frozen=True, eq=False):
 
 
 class Marks(Struct, frozen=True, eq=False):
-    """When modules ran forward and steps began.
+    """When modules ran forward and steps began, on the wall clock.
 
-    Attributes:
-        times_ns: The wall clock.
-        signs: ``>`` a module's forward pass begins, ``<`` it ends, ``|`` a step begins.
-        names: The module's path, or the step.
+    ``signs``: ``>`` a module's forward pass begins, ``<`` it ends, ``|`` a step begins. ``names``: the module's path,
+    or the step.
     """
 
     times_ns: Int64
@@ -103,17 +87,12 @@ class AllocatorHistory(Struct, frozen=True, eq=False):
     """The history of one device's allocator, and what it held at the end.
 
     Attributes:
-        path: The file.
         device: The device's number in its process.
         header: What the process knew; None in snapshots that torch wrote.
-        events: What the allocator did.
         blocks: The blocks that tensors hold at the end.
         reserved_bytes: What the allocator held of the device's memory at the end.
         stacks: Numbers of frames, innermost first, of each stack.
-        frames: The frames.
-        start: Tensors at the begin of the recording.
-        end: Tensors at its end.
-        marks: When modules ran forward.
+        start, end: Tensors at the begin of the recording, and at its end.
         damage: What could not be read, in words.
     """
 

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PassTotal:
-    """All passes of one kind on one virtual stage in a step.
-
-    Attributes:
-        kind, stage, count: What they are, and how many.
-        time_ns: Their time.
-    """
+    """All passes of one kind on one virtual stage in a step."""
 
     kind: str
     stage: int
@@ -27,7 +22,6 @@ class MicroBatches:
     """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.passes.MicroBatchRecord``.
 
     Attributes:
-        rank, attempt, step: The rank, its process and the training step.
         device: The rank's position in the pipeline, and ``devices`` its length.
         stages: Virtual stages of the model.
         span_ns: From the beginning of the first pass to the end of the last one.

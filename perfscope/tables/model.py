@@ -18,7 +18,6 @@ class Weight:
         name: The name with ``*`` for the number; empty where it is not known.
         is_embedding: Whether they are looked up and not multiplied.
         shape: The full shape, also of a sharded parameter; where a library other than torch splits it, this rank's.
-        count: Number of such parameters.
         parts: Into how many parts tensor parallelism splits each; one of them is this rank's.
     """
 
@@ -50,7 +49,6 @@ class StatedDimensions(NamedTuple):
     """What the configuration of a model states of it, in whichever framework's names; each is absent where it does not.
 
     Attributes:
-        layers, hidden, heads: Number of layers, hidden size and query heads.
         experts, top_k: Routed experts in a layer, and how many of them a token uses.
         latent: Multi-head latent attention.
         other_layers: Kinds of layers that have no attention matrix, as the configuration names them.
@@ -73,11 +71,8 @@ class Model:
     """The model that one rank trains.
 
     Attributes:
-        rank: The rank.
         name: Class of the module; absent where only its parameters are known.
-        parameters: Parameters of this rank's module.
-        trainable: Those that have gradients.
-        weights: Their shapes.
+        parameters, trainable: Parameters of this rank's module, and those that have gradients.
         transformer: The dimensions; absent where the module does not name them.
         no_transformer: Why the module's own description could not be used; empty where it has none.
         stated: What its configuration states, whether or not that is enough for all dimensions.

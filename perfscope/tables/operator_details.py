@@ -18,10 +18,8 @@ _ABSENT = -1
 class TensorInput(Struct, frozen=True):
     """A tensor among the inputs of an operator.
 
-    Attributes:
-        shape: Its sizes; none for a scalar tensor.
-        strides: How far apart the elements of each dimension are; none where they are not stated.
-        element: The type of its elements as the profiler names it; ``""`` where it is not stated, as in lists.
+    ``strides`` are none where they are not stated; ``element`` is as the profiler names it, ``""`` where it is not
+    stated.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +42,6 @@ class OperatorInputs(Struct, frozen=True):
     """The inputs of a call of an operator.
 
     Attributes:
-        operands: One an input.
         kinds: The type of each input as the profiler names it, ``TensorList`` of a list; none where not stated.
         values: Those that are numbers, as they are written; none where they are not stated, or not needed.
     """
@@ -89,13 +86,13 @@ class OperatorDetails(Struct, frozen=True, eq=False):
 
 
 def no_details(rows: int = 0) -> OperatorDetails:
-    """Details that say nothing of so many operators."""
+    """Details that say nothing of some operators."""
     nothing = np.full(rows, _ABSENT, np.int64)
     return OperatorDetails(nothing, nothing, nothing)
 
 
 def join_details(parts: Sequence[OperatorDetails]) -> OperatorDetails:
-    """The rows of several tables, one behind the other; they have the same distinct inputs, or none."""
+    """The rows of several tables, one after the other; they have the same distinct inputs, or none."""
     distinct = max((part.distinct_inputs for part in parts), key=len, default=())
     sequence, forward_thread, inputs = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("sequence", "forward_thread", "inputs")

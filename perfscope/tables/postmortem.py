@@ -25,10 +25,7 @@ class CollectiveCall:
     Attributes:
         group: The name of its process group, the same on all members.
         sequence: Its number in the group, the same on all members; sends and receives have numbers of their own.
-        is_p2p: Whether it is a send or a receive.
         operation: ``all_reduce``, ``send 0->1`` and so on, without the backend.
-        input_sizes: Shapes of the input tensors.
-        dtypes: Types of the input tensors.
         created_ns: When it was called, on the host's wall clock.
         is_started: Whether the device began it; None where that is not recorded, as for gloo.
         is_completed: Whether it is over.
@@ -65,14 +62,7 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception that ended a process.
-
-    Attributes:
-        error: Its class.
-        message: Its text.
-        wall_ns: When the interpreter ended.
-        frames: Its traceback, the innermost call first.
-    """
+    """The exception that ended a process, when the interpreter ended, and its traceback, the innermost call first."""
 
     error: str
     message: str
@@ -95,18 +85,14 @@ class RankState:
     """The last that is known of one rank.
 
     Attributes:
-        rank: Its number.
-        host: Its host; empty where only a dump is known.
+        host: Empty where only a dump is known.
         step: Training steps that it completed; None where that is not known.
-        dump: Its collectives; None where there is no dump.
         stack: What its training thread was doing at the stall or the end; None where that is not known.
         source_text: The code of the innermost line of that stack, as it was then.
         is_library_abort: Whether a thread of a library, which is none of Python's, ended the process.
         stalled_ns: For how long it had completed no step when the stall was noticed; None where it noticed none.
         noticed_ns: When that was, on its host's wall clock.
         has_resumed: Whether the stall was over later.
-        failure: The exception that ended it.
-        death: How its process ended.
         has_ended: Whether its interpreter ended by itself.
     """
 
@@ -137,15 +123,9 @@ class KernelError:
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """All that is kept of a training that stalled or failed.
+    """All that is kept of a training that stalled or failed, by its run or folder of dumps.
 
-    Attributes:
-        source: The run or the folder of dumps.
-        ranks: The ranks that left something.
-        world_size: How many ranks there were.
-        kernel_errors: Errors of GPUs.
-        exit_status: How the command ended, in words; None where it was not seen.
-        damage: What could not be read.
+    ``exit_status`` is how the command ended, in words; None where it was not seen.
     """
 
     source: str

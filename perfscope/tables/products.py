@@ -16,8 +16,8 @@ class Product(Struct, frozen=True, array_like=True):
     Attributes:
         operator: Its name without ``aten::``.
         shapes: The shapes of its inputs, empty for an input that is no tensor; none where they are not stated.
-        elements: The types of its inputs' elements, as the profiler names them; none where they are not stated.
-        values: Its inputs that are numbers, as they are written; none where they are not stated, or not needed.
+        elements: The types of its inputs' elements, as the profiler names them.
+        values: Its inputs that are numbers, as they are written; none where they are not needed.
         of_forward: It is a backward pass, and these are the inputs of its forward pass.
     """
 

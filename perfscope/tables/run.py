@@ -45,10 +45,9 @@ class Window(Struct, frozen=True):
 class Rank(Struct, frozen=True):
     """The identity of a rank: see ``perfscope.wire.records.RankRecord``.
 
-    ``device_uuid`` is NVML's UUID of the device, where NVML was sampled. ``device_uuids`` are
-    the UUIDs of all devices that hold tensors of the process. ``visible_uuids`` name all devices that it could have
-    used, None where unknown. ``options`` are those of its command
-    line, with their values; None where that was not recorded.
+    ``device_uuid`` is NVML's UUID of the device, where NVML was sampled; ``device_uuids`` are those of all devices that
+    hold tensors of the process. ``visible_uuids`` name all devices that it could have used, None where unknown.
+    ``options`` are those of its command line; None where that was not recorded.
     """
 
     rank: int
@@ -72,14 +71,10 @@ class Run(Struct, frozen=True, eq=False):
         path: The run's folder.
         command: The profiled command, without secrets; empty where run.json is missing.
         exit_status: How the command ended, in words; absent while it runs or where unknown.
-        ranks: One entry a process that reported, by rank and attempt.
-        steps: One table a process that completed a step.
-        windows: Every finished window.
+        ranks, steps: One entry a process that reported, and one a process that completed a step.
         damage: What could not be read, in words.
-        gpus: The NVML samples of every GPU.
-        gpu_notes: Why a host has none, in words.
+        gpus, gpu_notes: The NVML samples of every GPU, and why a host has none, in words.
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
-        models: The model of each rank that recorded it.
         saves: Checkpoint saves that the hooks timed; None where there was none.
         stated: What the user states of it.
         timelines: The life of each process that completed a step.

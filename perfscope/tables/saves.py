@@ -7,24 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SaveTiming:
-    """One call that saved, as one rank measured it, or one save as a log states it.
+    """One call that saved, as one rank measured it, or one save as a log states it; absent is unknown.
 
     Attributes:
         number: Which one of its process or log it is, from 0.
-        rank: The rank; absent for a log.
-        step: The training step after which it was saved; absent where unknown.
+        rank, host: Absent for a log.
+        step: The training step after which it was saved.
         blocked_ns: How long it stalled training; absent where it was not timed.
-        drained_ns: From the start of the save until all was on disk, where that was later; absent where unknown.
-        size_bytes: What was written; absent where unknown.
-        asynchronous: Whether training continued while files were written; absent where unknown.
+        drained_ns: From the start of the save until all was on disk, where that was later.
+        asynchronous: Whether training continued while files were written.
         source: What measured the time.
-        path: The destination, a file or a folder; absent where unknown.
         attempt: 0 for the rank's first process in the run, 1 after a restart.
-        host: The machine; absent where unknown.
         stalls_ns: The intervals in which it stalled training, on a wall clock that all ranks share: its call, and
             waits for its end; empty for a log.
-        files: Path and size of each file; absent where unknown. Empty where it is certain that none was written.
-        file_count: How many files were written; absent where unknown.
+        files: Path and size of each file; empty where it is certain that none was written.
     """
 
     number: int
@@ -45,13 +41,10 @@ class SaveTiming:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Every save of a run.
+    """Every save of a run: one entry a call and rank, or a save of a log.
 
-    Attributes:
-        timings: One entry a call and rank, or a save of a log.
-        training_ns: Time from the beginning of the run's first step to the end of its last step or save; absent where
-            unknown.
-        ranks: The ranks of the run; empty for a log.
+    ``training_ns`` is the time from the beginning of the run's first step to the end of its last step or save; absent
+    where unknown. ``ranks`` are empty for a log.
     """
 
     timings: tuple[SaveTiming, ...]

@@ -38,14 +38,7 @@ class LoggedSpeed:
 class ProtocolRun:
     """One run of a benchmark, as its own extraction script would read it.
 
-    Attributes:
-        path: The log.
-        cluster: Nodes and GPUs, from the folder's name.
-        model: From the file's name.
-        batch_per_gpu: From the file's name.
-        precision: From the file's name.
-        run: Number of the run, from the file's name.
-        speeds: The speed of every line, in the order of the file.
+    All but ``speeds``, the speed of every line, is from the names of the folder and the file.
     """
 
     path: str
@@ -62,13 +55,9 @@ class ScalingRun:
     """One run of a scaling study.
 
     Attributes:
-        path: Its log or folder.
-        cluster: Nodes and GPUs.
         model: The trained model, by name or size.
-        batch: Global batch size; absent where unknown.
-        precision, seq_len, zero_stage: Of the training set-up; absent where unknown.
+        batch: Global batch size; this and what follows of the set-up is absent where unknown.
         samples_per_s: Throughput; absent where the run failed or logged none.
-        out_of_memory: It ran out of memory.
         notes: Doubts about the run.
     """
 

@@ -24,13 +24,10 @@ FIRST_STEP, WINDOW = "first_step", "window"
 
 
 class PeerStall(Struct, frozen=True):
-    """A step in which a rank waited for what another one did besides training.
+    """A step in which a rank waited for what another rank did besides training.
 
-    Attributes:
-        step: Its number.
-        rank: The other rank.
-        kind: What it did: a kind of ``ProcessSpans``, ``FIRST_STEP`` or ``WINDOW``.
-        wait_ns: For how long of the step it did that, and this rank did not.
+    ``kind`` is a kind of ``ProcessSpans``, ``FIRST_STEP`` or ``WINDOW``; ``wait_ns`` is for how long of the step the
+    other rank did that, and this one did not.
     """
 
     step: int
@@ -43,11 +40,8 @@ class PeerStall(Struct, frozen=True):
 class HostTimes:
     """What the thread that trains did in each step: see ``perfscope.wire.host``; masked where it was not counted.
 
-    Attributes:
-        cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``. Where they were read for several steps at
-            once, each has an estimate, see ``perfscope.sources.runs.step_columns``; the sums are what was counted.
-        launcher_delay_ns: See ``StepRecord``; an estimate likewise. Masked where none was read in the process.
-        collectives_ns, transfers_ns: See ``HostWaits``.
+    Where they were read for several steps at once, each has an estimate, see ``perfscope.sources.runs.step_columns``;
+    the sums are what was counted.
     """
 
     cpu_ns: MaskedInt64
@@ -62,39 +56,35 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The training steps of one process, in order.
+    """The training steps of one process, in order; masked is unknown, or that there was none.
 
     Attributes:
-        rank: The rank they belong to.
         attempt: 0 for the rank's first process in the run, 1 after a restart.
         step: Number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time of the step; masked where its beginning is unknown.
+        wall_ns: Host time of the step.
         source: What detected that a step completed.
         window: ``""``, ``"warmup"``, ``"profiled"`` or ``"export"``.
         skipped: The weights were not updated.
-        micro_batches: Forward passes in the step; masked where unknown.
-        samples: Samples this rank took in; masked where unknown.
-        tokens: Tokens this rank took in; masked where unknown.
-        global_samples: Samples over all ranks as the framework states them; masked where unknown.
-        data_wait_ns: Time spent waiting for the data loader; masked where unknown.
-        save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out; masked where none did.
+        micro_batches: Forward passes in the step.
+        samples, tokens: What this rank took in.
+        global_samples: Samples over all ranks as the framework states them.
+        data_wait_ns: Time spent waiting for the data loader.
+        save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out.
         draining: An asynchronous checkpoint save was writing during the step.
         stalled_elsewhere: This step waited for what another rank did besides training; see ``peer_stalls``.
-        no_grad_ns: Time of validation and generation, which ``wall_ns`` leaves out; masked where there was none, and
-            where most steps have some: then it is a part of the step.
-        gap_ns: From the step's beginning to its first sign, a batch that is asked for or a forward pass; masked where
-            unknown.
-        compile_ns: Time of torch.compile, which is a part of ``wall_ns``; masked where there was none.
-        garbage_ns: Time of full collections of Python's garbage, which is a part of ``wall_ns``; masked where there was
-            none.
-        hook_ns: Time that perfscope's hooks took; masked where unknown.
-        memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
-        alloc_retries: How often the allocator freed its cache and tried again so far; masked where unknown.
-        device_allocs: How often it asked the device for memory so far; masked where unknown.
+        no_grad_ns: Time of validation and generation, which ``wall_ns`` leaves out; masked also where most steps have
+            some: then it is a part of the step.
+        gap_ns: From the step's beginning to its first sign, a batch that is asked for or a forward pass.
+        compile_ns, garbage_ns: Time of torch.compile, and of full collections of Python's garbage; parts of
+            ``wall_ns``.
+        hook_ns: Time that perfscope's hooks took.
+        memory_peak_bytes: Peak device memory of tensors so far.
+        alloc_retries: How often the allocator freed its cache and tried again so far.
+        device_allocs: How often it asked the device for memory so far.
         host: What the host did; absent where the run did not record it.
         probes: Steps that were timed on the device.
-        iteration: The framework's own number of each step; masked where it has none.
+        iteration: The framework's own number of each step.
         peer_stalls: The steps in which it waited for another rank. Those for its collection of garbage are not among
             ``stalled_elsewhere``: it is a part of steps.
     """

@@ -12,13 +12,10 @@ from perfscope.tables.columns import Int64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessSpans:
-    """Stretches of a process's time, in the order in which they ended.
+    """Stretches of a process's time on the host's monotonic clock, in the order in which they ended.
 
-    Attributes:
-        kind: ``validation``, ``generation``, ``compilation``, ``garbage``, ``first_batch`` or ``save``.
-        start_ns: When each began, on the host's monotonic clock.
-        end_ns: When it ended.
-        wait_ns: How much of it was spent waiting for data loaders.
+    ``kind`` is ``validation``, ``generation``, ``compilation``, ``garbage``, ``first_batch`` or ``save``; ``wait_ns``
+    is how much was spent waiting for data loaders.
     """
 
     kind: npt.NDArray[np.str_]
@@ -29,19 +26,15 @@ class ProcessSpans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One process of a rank that completed a step; times are on its host's monotonic clock.
+    """One process of a rank that completed a step; times are on its host's monotonic clock, absent where unknown.
 
     Attributes:
-        rank: Its rank.
         attempt: 0 for the rank's first process in the run, 1 after a restart.
-        host: Its machine; absent where unknown.
-        started_ns: When it was started; absent in runs that did not record it.
-        torch_loaded_ns: When torch was imported; absent where unknown.
-        hooked_ns: When training first called a hook; absent where unknown.
+        hooked_ns: When training first called a hook.
         ended_ns: When it was about to end by itself; absent where it was killed, or where that was not recorded.
         spans: What it did besides training.
         records_spans: Whether it recorded validation and the like at all.
-        offset_ns: What its monotonic clock is behind the wall clock; absent where unknown.
+        offset_ns: What its monotonic clock is behind the wall clock.
     """
 
     rank: int

@@ -81,10 +81,7 @@ class HostSpans(Struct, frozen=True, eq=False):
 
     Attributes:
         name: Index into ``Trace.names``.
-        start_ns: When it began.
-        duration_ns: How long it took.
-        process: Process id; a name that is no number becomes a negative number.
-        thread: Thread id, likewise.
+        process, thread: Their ids; a name that is no number becomes a negative number.
         correlation: The id that a call shares with the device event that it launched, or ABSENT.
         external_id: The id that it shares with the operator around it, or ABSENT.
     """
@@ -121,10 +118,7 @@ class DeviceEvents(Struct, frozen=True, eq=False):
     Attributes:
         name: Index into ``Trace.names``.
         work: A value of Work.
-        start_ns: When it began.
-        duration_ns: How long it took.
         device: Index of the GPU.
-        stream: Its stream.
         correlation: The id that it shares with the call that launched it, or ABSENT.
         external_id: The id that it shares with the operator that caused it, or ABSENT.
         bytes: Size of a copy or fill, or ABSENT.
@@ -165,17 +159,14 @@ class DeviceEvents(Struct, frozen=True, eq=False):
 
 
 class Collective(Struct, frozen=True):
-    """The profiler's metadata of one communication kernel.
+    """The profiler's metadata of one communication kernel; what is not stated is absent, or ``""``.
 
     Attributes:
         operation: ``allreduce``, ``send`` and so on, as the profiler spells it.
-        group: Name of the process group, ``""`` where it is not stated.
-        group_size: Ranks in the group; absent where not stated.
-        dtype: Element type; ``""`` where not stated.
-        in_elements: Input elements on this rank; absent where not stated.
-        out_elements: Output elements on this rank; absent where not stated.
-        sequence: The number of the operation in its group; absent where not stated.
-        peer: The other rank of a send or a receive; absent where not stated.
+        group: Name of the process group, and ``group_size`` its ranks.
+        in_elements, out_elements: Elements on this rank.
+        sequence: The number of the operation in its group.
+        peer: The other rank of a send or a receive.
         in_split: Input elements for each rank of an all_to_all; empty for equal parts; absent where not stated in full.
         out_split: Output elements from each rank, likewise.
     """
@@ -195,11 +186,8 @@ class Collective(Struct, frozen=True):
 class ProcessGroup(Struct, frozen=True, array_like=True):
     """A process group that the trace describes.
 
-    Attributes:
-        name: Its name in the metadata of collectives.
-        description: ``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP`` and so on; ``""`` or ``undefined`` where not given.
-        size: Ranks in it.
-        ranks: Their numbers; empty where not listed.
+    ``description`` is ``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP`` and so on; ``""`` or ``undefined`` where not
+    given. ``ranks`` are empty where not listed.
     """
 
     name: str
@@ -212,19 +200,12 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
     """One trace file.
 
     Attributes:
-        path: The file.
-        rank: Its rank; absent where nothing states it.
-        world_size: Ranks of the job; absent where nothing states it.
-        host: The machine; ``""`` where not stated.
-        backend: The backend of torch.distributed; ``""`` where not stated.
+        rank, world_size: Absent where nothing states them.
+        host, backend: The machine, and the backend of torch.distributed; ``""`` where not stated.
         devices: Names of the GPUs of the machine by index; empty on a CPU.
         base_ns: What the exporter adds to ``start_ns`` to get wall-clock time.
         names: Every distinct name of an event.
-        device: Kernels, copies and fills.
-        calls: Calls into the device's runtime.
-        annotations: Ranges that code marked.
         operators: Operators of the framework; empty unless they were requested.
-        groups: Process groups, by name.
         axes: The ranks with which its rank shares each axis of parallelism, and itself; empty where not stated.
         collectives: The profiler's metadata of communication kernels.
         in_operators: When threads were inside operators; absent unless they or the operators were requested.
@@ -235,8 +216,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
             kernels and their launches alone), or ``""`` where the trace does not say so.
         processors: Multiprocessors of a GPU; 0 where not stated.
-        details: What joins operators with their backward passes, and their inputs, row by row; absent unless the one
-            or the other was requested.
+        details: Row by row what is known of the operators besides; absent unless it was requested.
         without_twin: Device events of the marked steps of two windows that only the light one has: nothing tells what
             caused them.
         damage: What is lost or doubtful, as sentences.
