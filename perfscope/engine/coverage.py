@@ -62,7 +62,7 @@ class TraceSummary(Struct, frozen=True, array_like=True):
 
 def summarize(trace: Trace) -> TraceSummary:
     """Summarize one trace."""
-    called, recorded = _are_calls(trace, _LAUNCHES), _in_capture(trace)
+    called, recorded = trace.called(_LAUNCHES), _in_capture(trace)
     launches = called & ~recorded
     correlation = trace.calls.correlation
     has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)
@@ -83,13 +83,9 @@ def summarize(trace: Trace) -> TraceSummary:
     )
 
 
-def _are_calls(trace: Trace, pattern: re.Pattern[str]) -> Bool:
-    return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
-
-
 def _in_capture(trace: Trace) -> Bool:
     """Which calls a thread made while it recorded a graph: they run when the graph is launched."""
-    begins, ends = _are_calls(trace, _CAPTURE_BEGINS), _are_calls(trace, _CAPTURE_ENDS)
+    begins, ends = trace.called(_CAPTURE_BEGINS), trace.called(_CAPTURE_ENDS)
     inside = np.zeros(len(begins), np.bool_)
     if not begins.any() and not ends.any():
         return inside

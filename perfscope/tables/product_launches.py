@@ -9,14 +9,11 @@ import re
 
 import numpy as np
 
-from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_precision import product_precision
-from perfscope.tables.products import Launches, ProductCalls, Products
+from perfscope.tables.products import ROUNDING_NS, Launches, ProductCalls, Products
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
-#: Times of older exporters are rounded to a quarter of a microsecond.
-_ROUNDING_NS = NS_PER_US // 2
 _BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
 _ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 _REPLAYS = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
@@ -31,7 +28,7 @@ def find_launches(trace: Trace, products: Products) -> Launches:
     multiplies = is_multiplying[device.name]
     computes = device.is_work(Work.COMPUTE, Work.FUSED)
     launch = np.where(computes, trace.launch, ABSENT)
-    graphs = _called(trace, _REPLAYS)
+    graphs = trace.called(_REPLAYS)
     is_replay = np.append(graphs, False)[launch]  # ABSENT is the last one
     launched = np.flatnonzero((launch != ABSENT) & ~is_replay)
     call = _innermost(calls, trace.calls.start_ns[launch[launched]], trace.calls.thread[launch[launched]])
@@ -52,7 +49,7 @@ def find_launches(trace: Trace, products: Products) -> Launches:
 
 def _find_recorded(trace: Trace, calls: ProductCalls) -> Bool:
     """The calls that threads recorded; of a graph that was begun before the trace only the end is known."""
-    begins, ends = _called(trace, _BEGINS), _called(trace, _ENDS)
+    begins, ends = trace.called(_BEGINS), trace.called(_ENDS)
     of_trace = trace.calls
     is_recorded = np.zeros(len(calls), np.bool_)
     for thread in distinct(of_trace.thread[begins]):
@@ -72,12 +69,12 @@ def _innermost(calls: ProductCalls, moments_ns: Int64, threads: Int64) -> Int64:
         rows, mine = np.flatnonzero(calls.thread == thread), np.flatnonzero(threads == thread)
         if thread == ABSENT or not len(mine):
             continue
-        last = np.searchsorted(calls.start_ns[rows], moments_ns[mine] + _ROUNDING_NS, side="right") - 1
+        last = np.searchsorted(calls.start_ns[rows], moments_ns[mine] + ROUNDING_NS, side="right") - 1
         row = np.where(last < 0, ABSENT, rows[np.maximum(last, 0)])
-        is_past = (row != ABSENT) & (calls.end_ns[row] + _ROUNDING_NS < moments_ns[mine])
+        is_past = (row != ABSENT) & (calls.end_ns[row] + ROUNDING_NS < moments_ns[mine])
         while is_past.any():
             row[is_past] = calls.parent[row[is_past]]
-            is_past = (row != ABSENT) & (calls.end_ns[row] + _ROUNDING_NS < moments_ns[mine])
+            is_past = (row != ABSENT) & (calls.end_ns[row] + ROUNDING_NS < moments_ns[mine])
         innermost[mine] = row
     return innermost
 
@@ -86,8 +83,3 @@ def _sum_by(rows: Int64, values_ns: Int64, length: int) -> Int64:
     totals = np.zeros(length, np.int64)
     np.add.at(totals, rows, values_ns)
     return totals
-
-
-def _called(trace: Trace, pattern: re.Pattern[str]) -> Bool:
-    """Which calls have a name that the pattern finds."""
-    return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)[trace.calls.name]

@@ -7,7 +7,11 @@ from enum import IntEnum
 
 from msgspec import Struct
 
+from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Bool, Int64
+
+#: Times of older exporters are rounded to a quarter of a microsecond.
+ROUNDING_NS = NS_PER_US // 2
 
 
 class Product(Struct, frozen=True, array_like=True):

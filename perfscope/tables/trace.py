@@ -6,6 +6,7 @@ Names are stored once, in ``Trace.names``; a name column holds their indices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Flag, IntEnum, auto
 from functools import cached_property
@@ -272,6 +273,14 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         """The annotations ``ProfilerStep#N``, in the order of their start."""
         return self.annotated(STEP_MARK)
 
+    def named(self, pattern: re.Pattern[str]) -> Bool:
+        """Which of its names a pattern finds."""
+        return np.array([bool(pattern.search(name)) for name in self.names], np.bool_)
+
+    def called(self, pattern: re.Pattern[str]) -> Bool:
+        """Which calls have a name that a pattern finds."""
+        return np.asarray(self.named(pattern)[self.calls.name], np.bool_)
+
     def annotated(self, prefix: str) -> HostSpans:
         """The annotations whose name starts with a prefix, in the order of their start."""
         matching = np.array([name.startswith(prefix) for name in self.names], np.bool_)
@@ -343,16 +352,11 @@ def joined(*tables: HostSpans) -> HostSpans:
 
 def distinct(values: Int64 | Int32) -> list[int]:
     """The different values of a column, in order."""
-    values_in_order: list[int] = distinct_column(values).tolist()
-    return values_in_order
-
-
-def distinct_column(values: Int64 | Int32) -> Int64:
-    """The same as a column, for very many."""
     ordered = np.sort(values)  # np.unique would first import the masked arrays, which takes longer
     is_first = np.ones(len(ordered), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
-    return ordered[is_first].astype(np.int64)
+    found: list[int] = ordered[is_first].tolist()
+    return found
 
 
 def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:

@@ -19,17 +19,16 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work, distinct, span_at
 
 _TRANSFERS = re.compile(r"send_?recv", re.IGNORECASE)
-_COLLECTIVE = re.compile(r"(?:nccl2?|rccl|xccl):")
-_ON_DEVICE = "DtoD"
-_EXCHANGE = re.compile(r"(?:nccl2?|rccl):all_?to_?all", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"^(?:nccl2?|rccl|xccl):")
+_ON_DEVICE = re.compile("DtoD")
+_EXCHANGE = re.compile(r"^(?:nccl2?|rccl):all_?to_?all", re.IGNORECASE)
 _NAMED = Collective(operation="all_to_all", group="", group_size=None, dtype="", in_elements=None, out_elements=None,
                     sequence=None, peer=None)  # fmt: skip
 
 
 def name_exchanges(trace: Trace) -> Trace:
     """A trace in which exchanges without metadata are called so."""
-    names = np.array([bool(_TRANSFERS.search(name)) for name in trace.names], np.bool_)
-    marks = np.array([bool(_EXCHANGE.match(name)) for name in trace.names], np.bool_)
+    names, marks = trace.named(_TRANSFERS), trace.named(_EXCHANGE)
     if not names.any() or not marks.any():
         return trace
     device = trace.device
@@ -46,8 +45,7 @@ def name_exchanges(trace: Trace) -> Trace:
 
 def find_copied_collectives(trace: Trace) -> Trace:
     """A trace in which copies on the device communicate where a collective launched them, and no kernel."""
-    copies = np.array([_ON_DEVICE in name for name in trace.names], np.bool_)
-    marks = np.array([bool(_COLLECTIVE.match(name)) for name in trace.names], np.bool_)
+    copies, marks = trace.named(_ON_DEVICE), trace.named(_COLLECTIVE)
     if not copies.any() or not marks.any() or trace.world_size == 1:
         return trace
     device = trace.device

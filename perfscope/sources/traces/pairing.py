@@ -7,6 +7,7 @@ matching steps, moved to where they were in the light window (``WindowTimeline``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,6 +22,8 @@ from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ABSENT, STEP_MARK, DeviceEvents, HostSpans, Int32, Trace, joined
 
+_IS_MARK = re.compile(f"^{STEP_MARK}")
+
 
 def pair_windows(operators: Trace, light: Trace) -> Trace:
     """The trace of both windows; its path is the light one's.
@@ -33,7 +36,8 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
     number_of = np.array([names.setdefault(name, len(names)) for name in operators.names], np.int32)
     stretches = list(_find_stretches(operators, light, matched))
     largest_id = max(int(table.external_id.max(initial=0)) for table in (operators.device, operators.operators))
-    annotations = operators.annotations.take(_is_no_step(operators))
+    is_mark = operators.named(_IS_MARK)[operators.annotations.name]
+    annotations = operators.annotations.take(~is_mark)
     moved_operators, details = _join_operators(
         [(light.operators, None), *(stretch.move_operators(operators, number_of, largest_id) for stretch in stretches)]
     )
@@ -219,8 +223,3 @@ def _join_operators(
         return spans.take(order), None
     details = join_details([details or no_details(len(of)) for of, details in parts])
     return spans.take(order), details.take(order)
-
-
-def _is_no_step(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    is_mark = np.array([name.startswith(STEP_MARK) for name in trace.names], np.bool_)
-    return ~is_mark[trace.annotations.name]

@@ -18,10 +18,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.columns import to_ns
 from perfscope.sources.traces.stream import FAILURES, DoesNotFit, list_decoder, repair
 from perfscope.tables.columns import Float64, Int64
-from perfscope.tables.products import Product, ProductCalls, Products, Scope, Scopes
+from perfscope.tables.products import ROUNDING_NS, Product, ProductCalls, Products, Scope, Scopes
 from perfscope.tables.trace import ABSENT
 
 _OF_PYTORCH = (
@@ -55,8 +56,6 @@ _NEEDS_VALUES = re.compile(r"convolution|(?:flash|efficient|cudnn)_attention_|va
 _SUFFIX = "Backward"
 _FUNCTION = re.compile(rf"^\w*(?:Linear|MLP|Func\w*){_SUFFIX}$")
 _TEXT = re.compile(rb'"([^"]*)"')
-#: Times of older exporters are rounded to a quarter of a microsecond.
-_ROUNDING_US = 0.5
 
 
 class _Args(msgspec.Struct, gc=False, rename={
@@ -233,7 +232,7 @@ def _find_parents(operators: Sequence[str], thread: Int64, start_us: Float64, en
         while around:
             outer_thread, outer_start, outer_end, outer_operator = calls[around[-1]]
             begins_inside = start < outer_end or (start, end) == (outer_start, outer_end)
-            is_inside = of_thread == outer_thread and begins_inside and end <= outer_end + _ROUNDING_US
+            is_inside = of_thread == outer_thread and begins_inside and end <= outer_end + ROUNDING_NS / NS_PER_US
             if is_inside and (end - start < outer_end - outer_start or operator != outer_operator):
                 parents[row] = around[-1]
                 break
