@@ -66,11 +66,7 @@ class CommandGroup(TyperGroup):
     """Commands that load lazily."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Context, list[str]]:
-        """Find the command that was typed.
-
-        Raises:
-            UsageError: There is none of that name, or none any more.
-        """
+        """Find the command that was typed; ``UsageError`` where there is none of that name, or none any more."""
         if args[0] in _NOW:
             raise UsageError(f"`perfscope {args[0]}` is now `perfscope {_NOW[args[0]]}`")
         if args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -172,7 +168,7 @@ def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
 
 
 def _find_terminal(notes: Sequence[str]) -> Terminal | None:
-    """The terminal that standard output is; what is printed on it shares its screen with the notes and a prompt."""
+    """The terminal that standard output is, without the lines of the notes and a prompt."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     width, height = shutil.get_terminal_size()
@@ -191,11 +187,6 @@ def _notes_apart(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _print_output(text: str) -> None:
-    """Print to standard output; where there is no text, nothing is done.
-
-    Raises:
-        PerfscopeError: It is closed or full.
-    """
     if text and sys.stdout is None:
         raise PerfscopeError("nothing can be printed: standard output is closed")
     try:

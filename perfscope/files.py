@@ -8,16 +8,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 from typing import IO
 
-from perfscope.constants import MIB
 from perfscope.errors import SourceError
 
-#: Loaded by name where a file is written: with the random numbers in it, it takes long to import.
-_TEMPORARY = "tempfile"
-_LARGEST_TEXT = 64 * MIB
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
@@ -70,11 +65,9 @@ def read_text(path: Path) -> str:
     """Read a text file so that ``encode("utf-8", "surrogateescape")`` gives its bytes again.
 
     Raises:
-        SourceError: The file cannot be read, is too large, or is no text.
+        SourceError: The file cannot be read, or is no text.
     """
     try:
-        if path.stat().st_size > _LARGEST_TEXT:
-            raise SourceError(path, f"is larger than {_LARGEST_TEXT // MIB} MiB", hint="is it a report?")
         content = read_regular(path)
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
@@ -86,10 +79,6 @@ def read_text(path: Path) -> str:
 def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Replace a file's content and keep its mode; a reader sees the old bytes or the new ones, never a part.
 
-    Args:
-        path: The file.
-        content: The new bytes, or their pieces, which are asked for one after the other.
-
     Raises:
         SourceError: The file is read-only, or its folder cannot be written.
     """
@@ -99,7 +88,9 @@ def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
         raise SourceError(path, "is read-only", hint=f"chmod u+w {path}")
     temporary: Path | None = None
     try:
-        descriptor, name = import_module(_TEMPORARY).mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        import tempfile  # with the random numbers in it, it takes long to import
+
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)

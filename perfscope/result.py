@@ -1,21 +1,7 @@
 """A result is its own schema: JSON, the attributes in Python, the tables and the reference of metrics follow from it.
 
-::
-
-    class Speed(Result, frozen=True):
-        tokens: Annotated[int, Doc("Tokens of a step.")]
-        step_s: Annotated[float, Doc("Mean step.")]
-        began_ns: int
-
-        TABLES = (Table("Speed", Column("Tokens", "tokens"), Column("Step (ms)", "step_s", MS, 2)),)
-
-        @figure
-        def tokens_per_s(self) -> float:
-            "``tokens / step_s``."
-            return self.tokens / self.step_s
-
 A field with a ``Doc``, and a ``figure``, are keys of the JSON; their names have the units. Other fields are the
-analyzers' own.
+analyzers' own. CONTRIBUTING shows how a figure is added.
 """
 
 from __future__ import annotations
@@ -67,20 +53,10 @@ else:
 
 
 class InUnit:
-    """A key of the JSON that is a private number of the analyzer in a unit, such as microseconds of nanoseconds.
-
-    Args:
-        field: The private field, or property.
-        unit: What it is divided by.
-        text: What the key is.
-        per: A field that it is divided by first, such as the number of steps.
-    """
+    """A key of the JSON that is a private number over a unit, and over the field ``per``; ``text`` says what it is."""
 
     def __init__(self, field: str, unit: int, text: str, *, per: str = "") -> None:
-        self.field = field
-        self.unit = unit
-        self.text = text
-        self.per = per
+        self.field, self.unit, self.text, self.per = field, unit, text, per
 
     def __get__(self, item: Item, kind: type) -> float:
         if item is None:
@@ -120,13 +96,9 @@ def PERCENT(share: float) -> float:  # noqa: N802 - a unit
 
 
 class Column(Struct, frozen=True):
-    """A column of a table.
+    """A column of a table: its heading with the unit, and the field that its cells show, or a function of the row.
 
-    Attributes:
-        heading: Its heading, with the unit.
-        value: The field that its cells show, or a function of the row.
-        unit: Converts a value; an absent one stays absent.
-        decimals: How many a number shows.
+    ``unit`` converts a value; an absent one stays absent.
     """
 
     heading: str
@@ -159,14 +131,7 @@ class Table(Struct, frozen=True):
         totals: Sequence[Row] = (),
         most: int | None = None,
     ) -> Section:
-        """The table as a section of a report.
-
-        Args:
-            items: Its rows.
-            notes: Sentences below it.
-            totals: Rows that are no items, such as the sum, below them.
-            most: How many rows are shown; a note says how many are left out.
-        """
+        """The table as a section: ``totals`` are rows below the items, ``most`` is how many rows are shown."""
         rows: Sequence[Row] = tuple(chain((self.row(item) for item in items), totals))
         columns = tuple(report.Column(column.heading, column.decimals) for column in self.columns)
         if most is None:
@@ -221,27 +186,22 @@ class Result(Figures, frozen=True, dict=True):
 class ResultList(Result, frozen=True):
     """A result whose JSON is a list: its first field."""
 
-    def entries(self) -> Sequence[Item]:
-        """The entries."""
+    def _entries(self) -> Sequence[Item]:
         entries: Sequence[Item] = getattr(self, self.__struct_fields__[0])
         return entries
 
     def data(self) -> Json:
         """The JSON of its entries."""
-        return to_json(self.entries())
+        return to_json(self._entries())
 
     def __iter__(self) -> Iterator[Item]:
-        return iter(self.entries())
+        return iter(self._entries())
 
     def __len__(self) -> int:
-        return len(self.entries())
+        return len(self._entries())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self)} entries>"
-
-
-#: What is a key of the JSON, and no field. Of a property of its own: `figure` is one for type checkers alone.
-_FIGURES = (figure, InUnit)
 
 
 @cache
@@ -253,7 +213,7 @@ def keys_of(kind: type) -> tuple[str, ...]:
     figures: dict[str, None] = {}
     for base in reversed(kind.__mro__):
         texts |= {name: str(hint) for name, hint in get_annotations(base).items()}
-        figures |= {name: None for name, value in vars(base).items() if isinstance(value, _FIGURES)}
+        figures |= {name: None for name, value in vars(base).items() if isinstance(value, figure | InUnit)}
     documented = [name for name in kind.__struct_fields__ if "Doc(" in texts[name]]  # type: ignore[attr-defined]
     return (*documented, *(name for name in figures if name not in documented))
 
@@ -262,19 +222,17 @@ def to_json(value: Item) -> Json:
     """A value as JSON."""
     if value is None or isinstance(value, str | int | float):
         return value.value if isinstance(value, Enum) else value
-    if isinstance(value, Struct):
+    if isinstance(value, Struct) or is_dataclass(value):
         return to_object(value)
     if isinstance(value, Mapping):
         return {str(to_json(key)): to_json(member) for key, member in value.items()}
     if isinstance(value, Sequence):
         return [to_json(member) for member in value]
-    if is_dataclass(value):
-        return to_object(value)
     raise TypeError(f"{type(value).__name__} is no value of JSON")
 
 
 def to_object(value: Item) -> dict[str, Any]:
-    """The object of JSON, to look into."""
+    """The object of JSON."""
     data = {key: to_json(getattr(value, key)) for key in keys_of(value.__class__)}
     for field in getattr(value, "INLINE", ()):
         data |= to_object(getattr(value, field))

@@ -10,8 +10,6 @@ from perfscope.analyzers.compare.comparison import compare_sides as compare_two
 from perfscope.analyzers.compare.report import describe_verdict, shorten, summarize, to_data, to_sections
 from perfscope.analyzers.compare.side import Side
 from perfscope.analyzers.shared.statistics import CONFIDENCE
-from perfscope.engine.run import Plan
-from perfscope.engine.sides import read_side
 from perfscope.renderers import Format, render
 from perfscope.report import MOST_ROWS, Json, Report
 
@@ -55,21 +53,12 @@ class ComparedRuns:
     _repr_markdown_ = __str__
 
 
-def compare_locations(
-    a: str, b: str, *, anyway: bool, limits: Sequence[str], between_runs: float | None, operators: bool
-) -> ComparedRuns:
-    """Compare what two locations hold; see ``OpenedRun.compare``."""
-    sides = [read_side(location, Plan(with_operators=operators)) for location in (a, b)]
-    return compare_sides(sides, anyway=anyway, limits=limits, between_runs=between_runs)[0]
-
-
 def compare_sides(
     sides: Sequence[Side], *, anyway: bool = False, limits: Sequence[str] = (), between_runs: float | None = None
 ) -> tuple[ComparedRuns, ...]:
     """Compare each further side with the first one; all intervals hold together with the stated confidence.
 
-    Raises:
-        UsageError: A limit cannot be understood.
+    A limit that cannot be understood is a ``UsageError``.
     """
     parsed = [parse_limit(text) for text in limits]
     first, *following = sides

@@ -33,8 +33,6 @@ _DTYPES = {int: "Int64", float: "Float64", str: "string", bool: "boolean"}
 _RANK = ("rank", "device")
 #: Types of lists.
 _LISTS: tuple[Untyped, ...] = (list, tuple, Sequence)
-_NO_RECORDS = "traces have no records of steps; open a run of `perfscope profile`"
-
 
 #: Where the rows of each table are: a result, and the keys of lists in it, one inside the other.
 _ENTRIES = {
@@ -67,12 +65,7 @@ _ENTRIES = {
 
 
 def to_frame(run: OpenedRun, name: str) -> pd.DataFrame:
-    """A table by its name.
-
-    Raises:
-        UsageError: There is none of that name.
-        MissingInput: The run does not have it.
-    """
+    """A table by its name; ``UsageError`` without one of that name, ``MissingInput`` where the run does not have it."""
     path = _ENTRIES.get(name) or _first_list(run, name)
     if name in _TABLES:
         return _TABLES[name](run)
@@ -95,11 +88,8 @@ def _first_list(run: OpenedRun, name: str) -> str:
 
 def _walk(data: Untyped, path: Sequence[str], carried: Sequence[str]) -> Iterator[JsonRow]:
     """The entries of a list inside lists, each with what it carries of the outer ones."""
-    if not path:
-        yield from data
-        return
-    if len(path) == 1:
-        yield from data[path[0]]
+    if len(path) < 2:  # noqa: PLR2004 - a list, or a key of one
+        yield from data[path[0]] if path else data
         return
     for outer in data[path[0]]:
         for row in _walk(outer, path[1:], ()):
@@ -107,11 +97,7 @@ def _walk(data: Untyped, path: Sequence[str], carried: Sequence[str]) -> Iterato
 
 
 def _build(rows: Sequence[JsonRow], dtypes: Mapping[str, str]) -> pd.DataFrame:
-    columns = {
-        column: pd.Series([row.get(column) for row in rows], dtype=dtype, name=column)
-        for column, dtype in dtypes.items()
-    }
-    return pd.DataFrame(columns)
+    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=of) for name, of in dtypes.items()})
 
 
 def _type_of(path: str) -> Untyped:
@@ -130,17 +116,11 @@ def _entry(hint: Untyped) -> Untyped:
 
 
 def _columns(row: Untyped, prefix: str = "") -> dict[str, str]:
-    """The columns of an entry, by its type or its path, and their types.
-
-    A nested object is further columns, ``means_step_s``.
-    """
+    """The columns of an entry, by its type or its path, and their types; a nested object is ``means_step_s``."""
     columns: dict[str, str] = {}
     for key, hint in _hints(_type_of(row) if isinstance(row, str) else row).items():
-        kind = _kind(hint)
-        if is_object(kind):
-            columns.update(_columns(kind, f"{prefix}{key}_"))
-        else:
-            columns[f"{prefix}{key}"] = _DTYPES.get(kind, "object")
+        kind, name = _kind(hint), f"{prefix}{key}"
+        columns |= _columns(kind, f"{name}_") if is_object(kind) else {name: _DTYPES.get(kind, "object")}
     return columns
 
 
@@ -156,10 +136,7 @@ def _kind(hint: Untyped) -> Untyped:
 def _flatten(row: JsonRow, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in row.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{key}_"))
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= _flatten(value, f"{prefix}{key}_") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
@@ -236,14 +213,13 @@ def _gpu_samples(run: OpenedRun) -> pd.DataFrame:
 def _pipeline(run: OpenedRun) -> pd.DataFrame:
     """The stages of a pipeline in a mean step: from traces, else from the passes that hooks timed."""
     name = "pipeline_bubble" if run.results.pipeline_bubble else "pipeline_steps"
-    data: Any = run.results[name].data()
-    return _build([_flatten(stage) for stage in data["stages"]], _columns(f"{name}/stages"))
+    return _build([_flatten(stage) for stage in run.results[name].data()["stages"]], _columns(f"{name}/stages"))
 
 
 def _records(run: OpenedRun) -> Run:
     records = run.records
     if records is None:
-        raise MissingInput(_NO_RECORDS)
+        raise MissingInput("traces have no records of steps; open a run of `perfscope profile`")
     return records
 
 

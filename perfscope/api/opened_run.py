@@ -153,10 +153,10 @@ class OpenedRun:
         between_runs: float | None = None,
         operators: bool = False,
     ) -> ComparedRuns:
-        """Say whether another run is slower or faster than this one, by how much, and why.
+        """Say whether another run, or what ``perfscope compare`` takes, is slower or faster, by how much, and why.
 
         Args:
-            run: A run, or what ``perfscope compare`` takes: traces, a log, a saved result, several runs.
+            run: The other one.
             anyway: Compare another model, batch or GPU count, too: per token.
             limits: Limits such as ``"step_time>+3%"``; ``data["limits"]`` says what became of them.
             between_runs: Standard deviation of the median step between runs of the same code, as a share of 1.
@@ -167,10 +167,13 @@ class OpenedRun:
             UsageError: A limit cannot be understood.
         """
         location = run.location if isinstance(run, OpenedRun) else os.fspath(run)
-        compared: ComparedRuns = import_module(_COMPARING).compare_locations(
-            self.location, location, anyway=anyway, limits=limits, between_runs=between_runs, operators=operators
+        read_side, plan = import_module("perfscope.engine.sides").read_side, Plan(with_operators=operators)
+        sides = [read_side(each, plan) for each in (self.location, location)]
+        (compared,) = import_module(_COMPARING).compare_sides(
+            sides, anyway=anyway, limits=limits, between_runs=between_runs
         )
-        return compared
+        result: ComparedRuns = compared
+        return result
 
     def page(self) -> Page:
         """The page of ``perfscope export``: findings, charts and a timeline of all ranks. ``save`` writes it.

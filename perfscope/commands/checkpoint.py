@@ -62,10 +62,6 @@ class CheckpointOptions:
         ),
     ] = None
 
-    def parameters(self) -> int | None:
-        """The number of parameters; None if no size is set."""
-        return parse_parameters(self.size) if self.size is not None else None
-
     def per_parameter(self) -> BytesPerParameter | None:
         """The bytes per parameter that the options imply; None if none of them is set."""
         if self.zero is not None and self.zero not in ZERO_STAGES:
@@ -112,7 +108,8 @@ def checkpoint(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Show the contents of a checkpoint's files and check their sizes; no code of a file runs."""
-    parameters, per_parameter = model.parameters(), model.per_parameter()
+    parameters = parse_parameters(model.size) if model.size is not None else None
+    per_parameter = model.per_parameter()
     saves = _read_saves(save_time)
     if directory is None:
         if parameters is None:

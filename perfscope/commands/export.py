@@ -98,11 +98,7 @@ def export(
 
 
 def _choose(kind: ExportKind | None, output: Path | None) -> tuple[ExportKind, Path]:
-    """What to write, and where.
-
-    Raises:
-        UsageError: The file's name does not say so.
-    """
+    """What to write, and where; ``UsageError`` where the name of the file does not fit."""
     if output is None:
         chosen = kind or ExportKind.PAGE
         return chosen, Path(f"{chosen}{_ENDINGS[chosen][0]}")
@@ -116,7 +112,6 @@ def _choose(kind: ExportKind | None, output: Path | None) -> tuple[ExportKind, P
 
 
 def _write_page(paths: Sequence[str], path: Path) -> Report:
-    """Write the page; what it has nothing to show of, and the analysis."""
     groups = split_into_runs(paths)
     if len(groups) != 1:
         raise UsageError(f"a page shows one run; these are {len(groups)}", hint="perfscope compare A B")
@@ -139,11 +134,6 @@ def _write_page(paths: Sequence[str], path: Path) -> Report:
 
 
 def _write_trace(paths: Sequence[str], path: Path, choice: Choice) -> Report:
-    """Merge the traces of all ranks.
-
-    Raises:
-        UsageError: The file is one of the traces.
-    """
     inputs = find_inputs(paths)
     if path.resolve() in {Path(trace).resolve() for trace in inputs.traces}:
         raise UsageError(f"{path} is one of the traces", hint="name another file with -o")

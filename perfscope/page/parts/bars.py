@@ -145,16 +145,10 @@ def draw_pipeline(analysis: Analysis) -> Drawn:
     if len(charts) == 1:
         lead += " There is no ideal beside it, because the schedule was not recognised."
     columns = (Column("Schedule"), Column("Stage"), Column("Passes"), Column("Busy (ms)", 3), Column("Step (ms)", 3))
-    rows: list[tuple[Cell, ...]] = [
-        (
-            chart.title,
-            lane.label,
-            len(lane.bars),
-            sum(bar.end - bar.start for bar in lane.bars) / NS_PER_MS,
-            chart.end / NS_PER_MS,
-        )
-        for chart in charts
-        for lane in chart.lanes
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    for chart in charts:
+        for lane in chart.lanes:
+            busy_ms = sum(bar.end - bar.start for bar in lane.bars) / NS_PER_MS
+            rows.append((chart.title, lane.label, len(lane.bars), busy_ms, chart.end / NS_PER_MS))
     figure = PageFigure(to_charts(charts, NS_PER_MS, "ms"), Section("Passes by stage", columns, tuple(rows)))
     return Drawn(lead, (figure,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ _HAPPENINGS: tuple[tuple[str, Colour, Callable[[Steps], Bool]], ...] = (
 )
 
 
-class StepRange(NamedTuple):
+class _StepRange(NamedTuple):
     """One step over all ranks, in milliseconds."""
 
     step: int
@@ -82,7 +83,7 @@ def draw_steps(analysis: Analysis) -> Drawn:
     return Drawn(f"{describe_steps(to_object(times))}.", (figure,))
 
 
-def _list_ranges(run: Run) -> list[StepRange]:
+def _list_ranges(run: Run) -> list[_StepRange]:
     """Each step of the last process of each rank: its fastest and its slowest rank, and the job."""
     spans: dict[int, tuple[int, int]] = {}
     tables = find_undisturbed(run.steps).tables
@@ -94,11 +95,10 @@ def _list_ranges(run: Run) -> list[StepRange]:
     times = zip(
         *(column.tolist() for column in job_times_ns(tables, lambda table: present(table.wall_ns))), strict=True
     )
-    return [StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
+    return [_StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
 
 
-def _chart_times(ranges: Sequence[StepRange], times: StepTimes) -> Chart:
-    """The steps as a curve; those beyond its axis are at its upper edge."""
+def _chart_times(ranges: Sequence[_StepRange], times: StepTimes) -> Chart:
     ranks = len(times.ranks)
     middle = times.median_s * MS_PER_S if times.median_s else median(step.job for step in ranges)
     top = 1.08 * max((step.slowest for step in ranges if step.slowest <= _HIGHEST * middle), default=middle)
@@ -137,7 +137,6 @@ def _chart_times(ranges: Sequence[StepRange], times: StepTimes) -> Chart:
 
 
 def _chart_happenings(run: Run, analysis: Analysis) -> Chart | None:
-    """A row for each thing that happens beside training, where one did."""
     tables = find_undisturbed(run.steps).tables
     found = [
         (name, colour, sorted({step for table in tables for step in table.step[select(table)].tolist()}))
@@ -158,16 +157,12 @@ def _chart_happenings(run: Run, analysis: Analysis) -> Chart | None:
 
 def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[RowSpan]:
     """Neighbouring steps as one span."""
-    first = previous = steps[0]
-    for step in (*steps[1:], None):
-        if step is None or step != previous + 1:
-            tip = f"{name}: step{'s' * (previous > first)} {format_ranges(range(first, previous + 1))}"
-            yield RowSpan(row, first - 0.5, previous + 0.5, tip)
-            first = step or 0
-        previous = step or 0
+    for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
+        run = [step for _, step in group]
+        tip = f"{name}: step{'s' * (len(run) > 1)} {format_ranges(run)}"
+        yield RowSpan(row, run[0] - 0.5, run[-1] + 0.5, tip)
 
 
-_MOST_SAMPLES, _MOST_STEPS = 400, 1_500
 _COUNTERS: dict[str, tuple[str, float]] = {
     "power_mw": ("power (W)", MS_PER_S),
     "sm_clock_mhz": ("SM clock (MHz)", 1),
@@ -178,7 +173,7 @@ _COUNTERS: dict[str, tuple[str, float]] = {
 
 
 class _Counter(NamedTuple):
-    """One of NVML's values on all GPUs: for each its name, its seconds and its values."""
+    """One of the values of NVML on all GPUs: for each its name, its seconds and its values."""
 
     label: str
     lines: list[tuple[str, list[float], list[float]]]
@@ -239,7 +234,7 @@ def _steps_chart(gpu: UsedGpu) -> Chart:
     origin_ns = _origin_ns(gpu)
     numbers = gpu.steps.step[rows].tolist()
     spans: tuple[list[RowSpan], list[RowSpan]] = ([], [])
-    for first, last in bucket_edges(len(numbers), _MOST_STEPS):
+    for first, last in bucket_edges(len(numbers), _MOST_POINTS):
         start, end = (int(starts[first]) - origin_ns) / NS_PER_S, (int(ends[last - 1]) - origin_ns) / NS_PER_S
         tip = f"{_step_name(numbers[first:last])}: {(end - start) * MS_PER_S:,.1f} ms"
         spans[first % 2].append(RowSpan(0, start, end, tip, str(numbers[first]) if last - first == 1 else ""))
@@ -262,10 +257,9 @@ def _panel(counter: _Counter, *, is_first: bool) -> Chart:
 
 
 def _thin(seconds: Sequence[float], values: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Means of neighbouring samples, where there are more than can be told apart."""
     return tuple(
         (sum(seconds[first:last]) / (last - first), sum(values[first:last]) / (last - first))
-        for first, last in bucket_edges(len(seconds), _MOST_SAMPLES)
+        for first, last in bucket_edges(len(seconds), _MOST_POINTS)
     )
 
 
@@ -290,8 +284,7 @@ def draw_collectives(analysis: Analysis) -> Drawn:
         height=260,
     )
     columns = (
-        Column("Operation"),
-        Column("Axis"),
+        *map(Column, ("Operation", "Axis")),
         Column("Size (bytes)", 0),
         Column("busbw (GB/s)", 2),
         Column("Calls"),
@@ -332,14 +325,10 @@ def draw_stragglers(analysis: Analysis) -> Drawn:
     middle = median(wait for row in waits_ms for wait in row)
     cells = tuple(
         HeatCell(
-            column,
-            row,
-            wait / hottest,
-            f"{wait:,.2f}",
-            f"{names[row]}, {columns[column]}: the others waited {wait:,.2f} ms for it",
+            column, row, wait / hottest, f"{wait:,.2f}", f"{name}, {step}: the others waited {wait:,.2f} ms for it"
         )
-        for row, waits in enumerate(waits_ms)
-        for column, wait in enumerate(waits)
+        for row, (name, waits) in enumerate(zip(names, waits_ms, strict=True))
+        for column, (step, wait) in enumerate(zip(columns, waits, strict=True))
     )
     chart = Chart(
         "Wait caused by rank and step",
