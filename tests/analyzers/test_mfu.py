@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.profiler import profile, record_function
 
 from perfscope import wire
@@ -74,80 +72,10 @@ def test_of_experts_those_are_counted_that_a_token_uses(tmp_path: Path, shared: 
     assert total_parameters(model) == sum(parameter.numel() for parameter in Decoder(shape).parameters())
 
 
-def test_wrappers_are_looked_through(tmp_path: Path) -> None:
-    class Wrapper(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-    plain, wrapped = (describe_model(each) for each in (Decoder(GPT), Wrapper(Wrapper(Decoder(GPT)))))
-    assert plain == wrapped
-    assert plain.module == "Decoder"
-
-
-def test_frozen_parameters_and_types_are_told_apart() -> None:
-    module = Decoder(GPT).to(torch.bfloat16)
-    module.embedding.weight.requires_grad = False
-    record = describe_model(module)
-    assert record.parameters - record.trainable == module.embedding.weight.numel()
-    assert record.dtype == "bf16"
-
-
-def test_checkpointing_is_seen_where_a_layer_says_it() -> None:
-    module = Decoder(GPT)
-    assert describe_model(module).checkpointing is None
-    module.attentions[0].gradient_checkpointing = True  # what transformers sets on its layers
-    assert describe_model(module).checkpointing == "full"
-    wrapped = nn.Sequential(nn.Embedding(64, 16), checkpoint_wrapper(nn.Linear(16, 64)))
-    assert describe_model(wrapped).checkpointing == IN_USE, "what of it is up to the script"
-
-
-def test_a_hugging_face_config_gives_the_dimensions(tmp_path: Path) -> None:
-    module = Decoder(UNTIED)
-    module.config = {
-        "model_type": "llama",
-        "num_hidden_layers": 3,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "intermediate_size": 224,
-        "vocab_size": 384,
-        "auth_token_path": "/home/somebody/secret",
-    }
-    record = describe_model(module)
-    assert "auth_token_path" not in record.config
-    model = read(tmp_path, record)
-    assert model.transformer is not None
-    assert (model.transformer.layers, model.transformer.heads, model.transformer.mlp_matrices) == (3, 4, 3)
-
-
-def test_modules_named_embedding_have_tables_also_where_they_are_none_of_torch_s(tmp_path: Path) -> None:
-    class VocabParallelEmbedding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(64, 16))
-
-    class Words(VocabParallelEmbedding):
-        """A class of somebody's own that extends it."""
-
-    modules = (VocabParallelEmbedding(), Words(), nn.Embedding(64, 16), nn.Linear(16, 64, bias=False))
-    records = [describe_model(module) for module in modules]
-    assert [record.weights[0].owner for record in records] == ["Embedding", "Embedding", "Embedding", "Linear"]
-    (weight,) = records[0].weights
-    older = dataclasses.replace(records[0], weights=(dataclasses.replace(weight, owner="VocabParallelEmbedding"),))
-    assert read(tmp_path, older).weights[0].is_embedding, "a record of before"
-
-
 def without_top_k(module: nn.Module) -> nn.Module:
     for part in module.modules():
         vars(part).pop("top_k", None)
     return module
-
-
-def test_zero_stage_3_tells_the_whole_shape() -> None:
-    module = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
-    module[1].weight.data = torch.empty(0)
-    module[1].weight.ds_shape = torch.Size([64, 16])
-    assert describe_model(module).parameters == 64 * 16 + 64 * 16 + 64
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import LONGEST_S, SCRIPTS, Ended, environment, perfscope
+from tests.conftest import LONGEST_S, Ended, environment, perfscope
 
 TINY = ("--model", "gpt:2x32x16x64", "--devices", "cpu", "--batch-size", "8", "--steps", "5")
 
@@ -59,19 +59,6 @@ def leaves_nothing_behind(folder: Path) -> None:
     command = json.loads((run / "run.json").read_text())["command"]
     port = command[command.index("--master-port") + 1]
     assert not list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
-
-
-@pytest.mark.slow
-def test_a_launcher_of_ones_own_starts_the_ranks_which_train_on_a_file(tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    launcher = f"{sys.executable} {SCRIPTS / 'as_srun_does.py'} {{nproc}} {{port}}"
-    options = ("--model", "gpt:2x32x16x128", "--devices", "cpu", "--batch-size", "8", "--steps", "5")
-    words = ("bench", "--strategies", "ddp", "--nproc", "2", *options, "--data", "corpus.txt", "--launcher", launcher)
-    ended = perfscope(*words, "--repetitions", "2", "--format", "json", cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    (row,) = rows_of(ended).values()
-    assert (row["trainings"], len(row["memory_bytes"]), row["notes"]) == (2, 2, [])
-    assert row["last_loss"] < row["first_loss"]
 
 
 MODEL = """
@@ -140,8 +127,6 @@ def test_ctrl_c_keeps_finished_rows_and_the_same_command_goes_on(tmp_path: Path)
     ("content", "model", "problem"),
     [
         ("def build():\n    return 1 / 0\n", "mine.py:build", "ZeroDivisionError: division by zero (File "),
-        ("def build():\n    return 7\n", "mine.py:build", "returned int, not a module"),
-        ("x = 1\n", "mine.py:build", "has no function 'build'"),
         ("", "resnet51", "'resnet51' is not resnet50, gpt2-small"),
     ],
 )

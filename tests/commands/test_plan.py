@@ -43,15 +43,6 @@ def test_the_seeds_table_is_solved_for_its_tflops(words: tuple[str | int, ...], 
     assert document["solved_for"] == "tflops"
 
 
-def test_time_and_tflops_are_each_others_inverse() -> None:
-    days = answer(*PLAN)["days"]
-    back = answer("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--days", days)
-    assert back["tflops_per_gpu"] == pytest.approx(45)
-    tokens = answer("plan", "--model", "13B", "--gpus", 16, "--days", days, "--tflops", 45)
-    assert tokens["tokens"] == pytest.approx(260e9)
-    assert tokens["solved_for"] == "tokens"
-
-
 def test_the_convention_of_the_tflops_decides_the_days() -> None:
     words = ("plan", "--model", "llama3-8b", "--tokens", "1T", "--gpus", 64, "--tflops", 400, "--seq-len", 8192)
     by = {name: answer(*words, "--convention", name)["days"] for name in ("bigscience", "6n", "megatron_core", "palm")}
@@ -110,21 +101,6 @@ def test_what_fits_is_below_the_memory_and_the_rest_is_not() -> None:
     assert [row["fits"] for row in rows(document, checkpointing="full")] == [False, False, True, True]
 
 
-def test_without_a_gpu_it_is_not_said_what_fits() -> None:
-    document = answer("plan", "--model", "13B", "--gpus", 16)
-    assert document["fits"] is None
-    assert {row["fits"] for row in document["memory"]} == {None}
-    assert document["days"] is None
-    assert document["tflops_per_gpu"] is None
-
-
-def test_typed_degrees_are_the_ones_that_are_looked_at() -> None:
-    document = answer(*PLAN, "--tp", 4, "--pp", 2, "--zero", 1, "--checkpointing", "full")
-    (row,) = document["memory"]
-    assert (row["tp"], row["pp"], row["dp"], row["zero"]) == (4, 2, 2, 1)
-    assert {(fit["tp"], fit["pp"], fit["zero"]) for fit in document["fits"]} == {(4, 2, 1)}
-
-
 @pytest.mark.parametrize(
     ("words", "whole", "weights"),
     [
@@ -160,27 +136,20 @@ def test_expert_parallelism_spreads_the_experts_alone() -> None:
     ("words", "said"),
     [
         (("--model", "13B"), "--gpus is missing"),
-        (("--gpus", 4), "which model?"),
         (("--model", "13B", "--gpus", 0), "--gpus must be at least 1"),
         (("--model", "13B", "--gpus", 4, "--tokens", "many"), "not a number of tokens"),
-        (("--model", "13B", "--gpus", 4, "--tokens", "0"), "not possible"),
-        (("--model", "13B", "--gpus", 4, "--tokens", "1B", "--tflops", 0), "--tflops must be positive"),
         (("--model", "13B", "--gpus", 4, "--tokens", "1B", "--days", -1), "--days must be positive"),
         (("--model", "13B", "--gpus", 4, "--tokens", "1B", "--days", 1, "--tflops", 40), "determine each other"),
         (("--model", "13B", "--gpus", 4, "--convention", "palm", "--tokens", "1B"), "needs the dimensions"),
-        (("--model", "13B", "--gpus", 6, "--tp", 4), "do not divide into groups"),
         (("--model", "llama3-8b", "--gpus", 3, "--tp", 3), "32 heads do not divide into 3"),
         (("--model", "llama3-8b", "--gpus", 64, "--pp", 64), "32 layers do not fill 64"),
         (("--model", "13B", "--gpus", 4, "--zero", 4), "stage of ZeRO"),
         (("--model", "13B", "--gpus", 6, "--cp", 4), "groups of 1 x 1 x 4"),
         (("--model", "13B", "--gpus", 3, "--cp", 3), "1024 tokens does not divide over 3"),
         (("--model", "13B", "--gpus", 8, "--pp", 4, "--virtual-stages", 3), "4 x 3 virtual stages"),
-        (("--model", "13B", "--gpus", 8, "--virtual-stages", 2), "1 x 2 virtual stages"),
         (("--model", "13B", "--gpus", 8, "--gbs", 12, "--micro-batch", 2), "micro-batches of 2 on 8"),
-        (("--model", "13B", "--gpus", 8, "--tp", 4, "--gbs", 7), "micro-batches of 1 on 2"),
         (("--model", "13B", "--gpus", 4, "--ep", 2), "without experts"),
         (("--model", "mixtral-8x7b", "--gpus", 4, "--ep", 3), "do not divide"),
-        (("--model", "llama3-8b", "--gpus", 4, "--gpu", "v100-32", "--dtype", "bf16"), "no peak in bf16"),
     ],
 )
 def test_a_plan_that_cannot_be_is_one_clear_line(words: tuple[object, ...], said: str) -> None:

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from tests.conftest import ROOT, perfscope, run
+import pytest
+
+from tests.conftest import ROOT, run
 
 QUESTION = ["tflops", "--size", "52B", "--gbs", "1024", "--time", "127"]
 
 
-def answer(*words: str, cwd: Path) -> dict[str, Any]:
-    ended = perfscope("tflops", *words, "--format", "json", cwd=cwd)
-    assert ended.code == 0, ended.stderr
-    document: dict[str, Any] = json.loads(ended.stdout)
-    return document
-
-
-def test_the_question_of_the_readme(tmp_path: Path) -> None:
-    ended = perfscope(*QUESTION, cwd=tmp_path)
-    assert ended.code == 0
-    assert "| 53.7 |" in " ".join(ended.stdout.split())
-    for assumption in ("64 GPUs", "sequence length 1024", "checkpointing full"):
-        assert assumption in ended.stdout
-
-
-def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [QUESTION, ["plan", "--pp", "2", "-m", "2"]], ids=["tflops", "plan"])
+def test_nothing_heavy_is_imported(tmp_path: Path, words: list[str]) -> None:
     code = (
         "import sys\n"
         "from perfscope.cli import main\n"
-        f"sys.argv = ['perfscope', *{QUESTION!r}]\n"
+        f"sys.argv = ['perfscope', *{words!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "print(sorted({'torch', 'numpy', 'pandas', 'scipy', 'deepspeed'} & set(sys.modules)))\n"
     )

@@ -14,11 +14,8 @@ LLAMA = ("tflops", "--model", "llama3-8b", "--gbs", 512, "--time", "10s", "--gpu
 #: Rows of the seed's tables: parameters in B, GPUs, global batch, seconds, the TFLOPs that the table prints.
 SEED_ROWS = [
     (52, 64, 1024, 129, 52.8),
-    (52, 64, 1024, 217, 31.4),
     (52, 64, 1536, 206, 49.6),
-    (52, 64, 768, 122, 41.9),
     (39, 32, 512, 82, 62.3),
-    (18, 16, 768, 262, 27.0),
 ]
 
 
@@ -36,28 +33,12 @@ def test_the_seeds_tables_are_reproduced(size: int, gpus: int, gbs: int, seconds
     assert round(document["tflops_per_gpu"], 1) == pytest.approx(printed, abs=0.11)  # the seed rounds its seconds
 
 
-@pytest.mark.parametrize("time", ["127s", "2m7s", "127000ms", "0m127s"])
-def test_a_time_is_taken_as_people_write_it(time: str) -> None:
-    assert answer(*SEED, "--time", time)["tflops_per_gpu"] == answer(*SEED, "--time", 127)["tflops_per_gpu"]
-
-
 def test_every_assumption_is_printed_and_none_that_was_given() -> None:
     bare = ask(*SEED, "--time", 127).stdout
     for assumed in ("64 GPUs", "sequence length 1024", "activation checkpointing full"):
         assert assumed in bare
     given = ask(*SEED, "--time", 127, "--gpus", 64, "--seq-len", 1024, "--checkpointing", "full").stdout
     assert "Assumptions" not in given
-
-
-def test_six_conventions_stand_side_by_side() -> None:
-    document = answer(*LLAMA, "--gpu", "h200-sxm")
-    assert [each["name"] for each in document["conventions"]] == NAMES
-    for each in document["conventions"]:
-        assert {"name", "tflops_per_gpu", "mfu", "hfu", "formula", "source"} <= each.keys()
-        assert each["tflops_per_gpu"] > 0
-        assert each["formula"]
-        assert each["source"]
-    assert document["tflops_per_gpu"] == by_name(document)["bigscience"]["tflops_per_gpu"]
 
 
 def test_a_bare_size_has_no_figure_where_dimensions_are_needed() -> None:
@@ -83,23 +64,11 @@ def test_forms_that_count_recomputation_state_hfu_and_the_others_mfu(checkpointi
         assert each[other] is None, name
 
 
-def test_without_a_gpu_there_is_neither_mfu_nor_hfu() -> None:
-    document = answer(*LLAMA)
-    assert document["gpu"] is None
-    assert {(each["mfu"], each["hfu"]) for each in document["conventions"]} == {(None, None)}
-
-
 def test_an_unknown_gpu_gives_no_mfu_and_says_so() -> None:
     document = answer(*LLAMA, "--gpu", "tpu-v9")
     assert {(each["mfu"], each["hfu"]) for each in document["conventions"]} == {(None, None)}
     assert any("tpu-v9" in line and "no MFU" in line for line in document["warnings"])
     assert "tpu-v9" in ask(*LLAMA, "--gpu", "tpu-v9").stderr
-
-
-def test_a_mixture_counts_the_experts_per_token() -> None:
-    found = by_name(answer("tflops", "--model", "mixtral-8x7b", "--gbs", 64, "--time", 1))
-    assert found["6n"]["flops_per_token"] == 6 * 12_879_925_248
-    assert found["megatron_core"]["flops_per_token"] < 6 * 13.5e9
 
 
 def test_more_than_the_gpu_can_do_is_a_bug_and_said() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -43,20 +42,6 @@ ARGUMENTS = """
 -------------------- end of arguments ---------------------
  > padded vocab (size: 30000) with 208 dummy tokens (new size: 30208)
 """
-
-
-def test_megatron_cores_own_log_is_reproduced_on_every_iteration() -> None:
-    lines = [line for line in H200_LOG.read_text().splitlines() if "throughput" in line]
-    assert len(lines) == 15
-    for line in lines:
-        milliseconds = re.search(r"iteration \(ms\): ([\d.]+)", line)
-        printed = re.search(r"TFLOP/s/GPU\): ([\d.]+)", line)
-        assert milliseconds
-        assert printed
-        document = answer(
-            "tflops", *H200_MODEL, "--gbs", 32, "--gpus", 4, "--time", f"{milliseconds[1]}ms", "--gpu", "h200-sxm"
-        )
-        assert round(by_name(document)["megatron_core"]["tflops_per_gpu"], 1) == float(printed[1])
 
 
 def test_the_convention_that_a_log_used_is_marked() -> None:
@@ -180,9 +165,3 @@ def test_a_log_of_another_framework_supplies_what_it_states(tmp_path: Path) -> N
 
 def test_gpus_that_a_log_does_not_state_are_not_assumed() -> None:
     assert "does not state the number of GPUs" in refused("tflops", "--log", H200_LOG, "--size", "1B")
-
-
-def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:
-    ended = ask("tflops", "--log", tmp_path / "none.log", "--size", "1B")
-    assert ended.code == 1
-    assert "cannot be read" in ended.stderr

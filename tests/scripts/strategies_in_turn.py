@@ -1,7 +1,6 @@
 """Trains a small model by one strategy after the other in the same two processes, and prints every loss as JSON.
 
-With UPDATES=together optimizers update the parameters of a group at once, as they do on GPUs. What is compiled is
-traced, and left as it is; the modules that each strategy compiled are counted.
+What is compiled is traced, and left as it is; the modules that each strategy compiled are counted.
 """
 
 import json
@@ -10,15 +9,12 @@ import sys
 from importlib import import_module
 
 from torch import distributed, nn
-from torch.optim import adam
 
 from perfscope.workloads.strategies import STRATEGIES, Processes
 from perfscope.workloads.strategies.train import IMAGE_SIZE, make_batches, parse_options, train
 from perfscope.workloads.tasks.job import find_job
 from perfscope.workloads.tasks.task import make_task
 
-if os.environ.get("UPDATES") == "together":
-    adam._default_to_fused_or_foreach = lambda *_, **__: (False, True)
 names, words = sys.argv[1].split(","), sys.argv[2:]
 losses, compiled = {}, {}
 compile_module = nn.Module.compile

@@ -6,7 +6,6 @@ import ast
 import json
 import socket
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,11 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_loss_falls(gpt: dict[str, list[float]], name: str) -> None:
-    assert gpt[name][-1] < gpt[name][0] - 0.05
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_trains_the_same_weights_where_no_layer_sees_other_samples(
     gpt: dict[str, list[float]], name: str
 ) -> None:
     assert gpt[name] == pytest.approx(gpt["single"], rel=ROUNDING)
+    assert gpt[name][-1] < gpt[name][0] - 0.05
 
 
 def test_with_batch_norms_equal_strategies_agree(tmp_path: Path) -> None:
@@ -110,25 +105,6 @@ def test_every_strategy_compiles_what_it_trains_where_that_was_asked_for(
     assert set(read_line(output, "COMPILED")) == set(names)
     for name, series in read_line(output, "LOSSES").items():
         assert series == pytest.approx(gpt["single"][:2], rel=ROUNDING), name
-
-
-def test_optimizers_may_update_parameters_together_as_they_do_on_gpus(
-    tmp_path: Path, gpt: dict[str, list[float]]
-) -> None:
-    for name, series in losses_of(tmp_path, ["ddp", "fsdp2", "tp", "fsdp2-tp"], *GPT, UPDATES="together").items():
-        assert series == pytest.approx(gpt["single"], rel=ROUNDING), name
-
-
-@cache
-def module_names() -> set[str]:
-    return {strategy.module for strategy in STRATEGIES.values()}
-
-
-@pytest.mark.parametrize("name", sorted(module_names()))
-def test_a_strategy_is_one_short_file_with_build(name: str) -> None:
-    source = (ROOT / "perfscope" / "workloads" / "strategies" / f"{name}.py").read_text()
-    assert len(source.splitlines()) <= 100
-    assert "def build(job: Job" in source
 
 
 def test_the_options_of_a_strategy_are_those_of_its_build() -> None:

@@ -23,9 +23,3 @@ def test_any_of_the_three_follows_from_the_others(missing: str, duration: Durati
     assert duration.hours == pytest.approx(5_000_000 / 3600)
     assert duration.days == pytest.approx(5_000_000 / 86400)
     assert duration.gpu_hours == pytest.approx(4 * 5_000_000 / 3600)
-
-
-def test_nothing_follows_from_tokens_alone() -> None:
-    duration = solve_duration(10**9, 10**12, gpus=4, tflops_per_gpu=None, seconds=None)
-    assert duration.solved_for == ""
-    assert (duration.seconds, duration.hours, duration.days, duration.gpu_hours) == (None, None, None, None)

@@ -113,24 +113,6 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
     assert head == {loss: part - chunk for loss, part in parts.items()}
 
 
-def test_ddp_holds_buckets_of_the_size_of_all_gradients_beside_the_activations() -> None:
-    model = preset("gpt2")
-    totals = {
-        data: estimate_memory(
-            model,
-            layout(data=data),
-            parameters=total_parameters(model),
-            seq_len=1024,
-            precision=state_bytes_of(StatePrecision.AUTOCAST, OptimizerKind.ADAM),
-            attention=Attention.FLASH,
-        )
-        for data in (1, 2)
-    }
-    assert totals[1].buckets == 0
-    assert totals[2].buckets == 4 * total_parameters(model)
-    assert totals[2].total - totals[1].total == totals[2].buckets
-
-
 def test_the_fuller_end_of_a_pipeline_counts() -> None:
     """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
     llama = preset("llama3-8b")

@@ -17,7 +17,7 @@ from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.products import Product
 from perfscope.tables.trace import BASIC_EVENTS, Events
-from tests.analyzers.tflops.resnet import ResNet18
+from perfscope.workloads.tasks.resnet import resnet50
 
 Run = Callable[[], object]
 
@@ -47,9 +47,9 @@ def training(network: nn.Module, *shape: int, gradient: bool = True) -> Run:
     return run
 
 
-def test_resnet_18_has_as_many_operations_as_pytorch_counts(tmp_path: Path) -> None:
+def test_resnet_50_has_as_many_operations_as_pytorch_counts(tmp_path: Path) -> None:
     """The image needs no gradient: the first convolution has one backward product instead of two."""
-    run = training(ResNet18(), 2, 3, 64, 64, gradient=False)
+    run = training(nn.Sequential(*resnet50(3, 1000)), 2, 3, 64, 64, gradient=False)
     counted = counted_in_trace(run, tmp_path / "rank0.json")
     assert counted.flops_per_step == counted_by_pytorch(run)
     assert set(counted.by_operator) == {"convolution", "convolution_backward", "mm", "addmm"}
@@ -110,14 +110,6 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> 
         return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
-def test_a_recurrent_layer_is_named_as_not_counted(tmp_path: Path) -> None:
-    layer = nn.LSTM(4, 8)
-    counted = counted_in_trace(lambda: layer(torch.randn(5, 2, 4))[0].sum().backward(), tmp_path / "rank0.json")
-    assert [each.operator for each in counted.not_counted] == ["mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"]
-    assert counted.flops_per_step is None
-    assert not counted.is_covered
-
-
 B, S, H, D = 2, 32, 4, 16
 ONE = 2 * B * H * S * S * 2 * D
 DENSE, PACKED = (B, S, H, D), (B * S, H, D)
@@ -127,21 +119,15 @@ DENSE, PACKED = (B, S, H, D), (B * S, H, D)
     ("operator", "shapes", "flops"),
     [
         ("_scaled_dot_product_efficient_attention", ((B, H, S, D),) * 3, ONE),
-        ("_scaled_dot_product_cudnn_attention", ((B, H, S, D),) * 3, ONE),
         ("_scaled_dot_product_efficient_attention_backward", ((B, H, S, D),) * 4, 2 * ONE),
         ("_flash_attention_forward", (DENSE,) * 3, ONE),
         ("_flash_attention_backward", (DENSE,) * 4, 2 * ONE),
-        ("_efficient_attention_forward", (DENSE,) * 3, ONE),
-        ("_efficient_attention_backward", (DENSE,) * 4, 2 * ONE),
         ("_efficient_attention_forward", (*(DENSE,) * 3, (), (), ()), ONE),
         ("_efficient_attention_forward", (*((1, B * S, H, D),) * 3, (), (B + 1,), (B + 1,)), None),  # packed sequences
         ("_efficient_attention_backward", (*((1, B * S, H, D),) * 4, (), DENSE, (B + 1,), (B + 1,)), None),
         ("_cudnn_attention_forward", ((B, H, S, D),) * 3, ONE),
         ("FlashAttnFunc", (DENSE,) * 3, ONE),
-        ("FlashAttnFuncBackward", (DENSE,), None),  # the gradient's shape alone
-        ("flash_attn_3::fwd", (DENSE,) * 3, ONE),
         ("flash_attn_3::bwd", (DENSE,) * 4, 2 * ONE),
-        ("aiter::_flash_attn_forward", (DENSE,) * 3, ONE),
         ("aiter::fmha_v3_fwd", (DENSE,) * 3, ONE),
         ("aiter::mha_bwd", (DENSE,) * 4, 2 * ONE),
         ("_flash_attn_varlen_forward", (PACKED,) * 3, None),  # lengths of the sequences are not stated
@@ -153,8 +139,6 @@ DENSE, PACKED = (B, S, H, D), (B * S, H, D)
         ("_grouped_mm", ((6, 3), (4, 3, 5), (4,)), 2 * 6 * 3 * 5),  # tokens of 4 experts, one weight each
         ("_grouped_mm", ((3, 6), (6, 5), (4,)), 2 * 3 * 6 * 5),  # its weights' gradients
         ("_scaled_mm", ((16, 32), (32, 64)), 2 * 16 * 32 * 64),
-        ("_scaled_grouped_mm", ((48, 32), (3, 32, 64)), 2 * 48 * 32 * 64),
-        ("_int_mm", ((16, 32), (32, 64)), 2 * 16 * 32 * 64),
         # Transformer Engine's order of weight and input changed in its version 2.
         ("_Linear", ((64, 32), (4, 16, 32), (64,), ()), 2 * 4 * 16 * 32 * 64),
         ("_Linear", ((), (4, 16, 32), (64, 32), (64,)), 2 * 4 * 16 * 32 * 64),

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.profiler import profile, record_function
 
 from perfscope.analyzers.tflops.operation_counts import TracedOperations, count_operations
 from perfscope.analyzers.tflops.precision import find_precision, peak_of, read_signs
@@ -31,22 +29,15 @@ PRODUCTS = {
     "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT": "fp8",
     "nvjet_sm100_ootst_128x256_Avec16UE4M3_Bvec16UE4M3_TNT": "fp4",
     "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1": "tf32",
-    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw": "tf32",
-    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn": "bf16",
     "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x5_tn": "fp16",
     "volta_h884gemm_128x128_ldg8_nn": "fp16",
-    "volta_sgemm_128x64_nn": "fp32",
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(Params)": "fp32",
     "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>(Params)": "tf32",
-    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>(Params)": "bf16",
     "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_64x128x128": "fp8",
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>": "bf16",
-    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, cutlass::half_t>>":
-        "fp16",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)": "bf16",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1": SIXTEEN_BIT,
     "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x224x64_MI16x16x1": "bf16",
-    "Cijk_Alik_Bljk_SB_MT64x64x16": "fp32",
     "void gemv2T_kernel_val<int, int, float, float, float, float, 128>(float)": "fp32",
     "triton_tem_fused_mm_0": UNNAMED,
 }  # fmt: skip
@@ -54,10 +45,8 @@ OTHER = [
     "triton_poi_fused_add_1",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16>",
     "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)",
-    "void cudnn::fusion::convert_dq_to_16bits<true>(void const*)",
     "void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int)",
     "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda>",
-    "void at::native::multi_tensor_apply_kernel<float>",
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
 ]
 
@@ -226,17 +215,3 @@ def test_operators_and_kernels_of_a_trace_are_told_apart_by_type(tmp_path: Path)
     # The first input of addmm is added, and it is the second one's type that is multiplied.
     assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}
     assert counted.kernel_ns == {"bf16": 50_000, SIXTEEN_BIT: 10_000}
-
-
-def test_real_autocast_is_counted_once(tmp_path: Path) -> None:
-    weight, bias = torch.zeros(16, 32, requires_grad=True), torch.zeros(32, requires_grad=True)
-    autocast = torch.autocast("cpu", torch.bfloat16)
-    with profile(record_shapes=True) as profiler, record_function("ProfilerStep#1"), autocast:
-        torch.addmm(bias, torch.ones(8, 16), weight).float().sum().backward()
-    profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
-    trace = read_trace(tmp_path / "rank0.json", BASIC_EVENTS | Events.PRODUCTS)
-    assert trace.products is not None
-    counted = count_operations(trace, trace.products)
-    assert counted is not None
-    # Forward once, and the gradient of the weight.
-    assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}

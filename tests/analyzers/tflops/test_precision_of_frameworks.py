@@ -63,8 +63,3 @@ def test_with_the_peak_of_the_parameters_type_fsdp2_would_be_withheld() -> None:
     wrong = answer("analyze", kept_run(RUNS / "fsdp2"), "--only", "mfu", "--precision", "fp32")["results"]["mfu"]
     assert wrong["mfu"] is None
     assert "571.4 %" in wrong["doubt"]
-
-
-def test_operations_and_mfu_agree_on_the_precision(runs: dict[str, Any]) -> None:
-    counted = answer("analyze", kept_run(RUNS / "tf32"), "--only", "operations")["results"]["operations"]["ranks"][0]
-    assert counted["precision"]["shares"] == pytest.approx(runs["tf32"]["mfu"]["precision"]["shares"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from perfscope.analyzers.tflops.repeats import Repeats, find_repeats, largest_repeats
 from perfscope.models.conventions import Checkpointing, Recomputed
@@ -76,20 +75,6 @@ class Layer(nn.Module):
 
     def _multiply(self, layer: nn.Linear, states: torch.Tensor) -> torch.Tensor:
         return Doubled.apply(states, layer.weight) if self.is_python else layer(states)
-
-
-def every_second_product() -> Any:
-    """As torchtitan's ``op``: attention and every other product are saved."""
-    seen: dict[bool, int] = defaultdict(int)
-
-    def policy(context: Any, operator: Any, *_args: object, **_options: object) -> CheckpointPolicy:
-        if operator == torch.ops.aten.mm.default:
-            seen[context.is_recompute] += 1
-            if seen[context.is_recompute] % 2 == 0:
-                return CheckpointPolicy.PREFER_RECOMPUTE
-        return CheckpointPolicy.MUST_SAVE if operator in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
 
 
 def no_product() -> Any:
@@ -156,13 +141,12 @@ ALL = (OF_LAYER * LAYERS / FORWARD, 7 * LAYERS / (7 * LAYERS + 1), 1.0)
         (Training(not_reentrant, is_python=True), ALL),
         (Training(not_reentrant, compiled=True), ALL),
         (Training(plain, not_reentrant), (16 / FORWARD, 14 / 29, 0.5)),
-        (Training(partial(not_reentrant, context_fn=every_second_product)), (12 / FORWARD, 12 / 29, 0)),
         (Training(partial(not_reentrant, context_fn=no_product)), (0, 0, 0)),
         (Training(attend=reentrant), (4 / FORWARD, 0, 1.0)),
     ],
     ids=[
         "none", "reentrant", "not reentrant", "functions of Python", "compiled inside", "every second layer",
-        "every second product", "no product", "attention",
+        "no product", "attention",
     ],
 )  # fmt: skip
 def test_the_share_is_that_of_the_products_that_ran_again(
