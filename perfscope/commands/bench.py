@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -25,7 +26,7 @@ from perfscope.renderers import Format
 from perfscope.report import Json, Report
 
 SCHEMA = "perfscope/bench/1"
-_ROWS, _TRAINING, _RUNNING = "Rows", "Training", "Running"
+_rows, _training, _running = (partial(typer.Option, rich_help_panel=panel) for panel in ("Rows", "Training", "Running"))
 _BATCH = {"cuda": 64, "cpu": 16}
 _PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
@@ -40,22 +41,13 @@ class BenchDevice(StrEnum):
 class MatrixOptions(NamedTuple):
     """Which rows there are."""
 
-    strategies: Annotated[
-        str, typer.Option(help="Strategies, such as single,ddp,fsdp2, or all.", rich_help_panel=_ROWS)
-    ] = "all"
-    nproc: Annotated[
-        str, typer.Option(help="Numbers of devices: GPUs, or processes on CPUs.", rich_help_panel=_ROWS)
-    ] = "1,2"
+    strategies: Annotated[str, _rows(help="Strategies, such as single,ddp,fsdp2, or all.")] = "all"
+    nproc: Annotated[str, _rows(help="Numbers of devices: GPUs, or processes on CPUs.")] = "1,2"
     precision: Annotated[
-        str | None,
-        typer.Option(help="Precisions: fp32,bf16.", show_default="bf16 on GPUs, fp32 on CPUs", rich_help_panel=_ROWS),
+        str | None, _rows(help="Precisions: fp32,bf16.", show_default="bf16 on GPUs, fp32 on CPUs")
     ] = None
     options: Annotated[
-        str,
-        typer.Option(
-            help=f"Variants of each strategy: {','.join(OPTION_SETS)}; recompute is activation checkpointing.",
-            rich_help_panel=_ROWS,
-        ),
+        str, _rows(help=f"Variants of each strategy: {','.join(OPTION_SETS)}; recompute is activation checkpointing.")
     ] = "plain"
 
 
@@ -64,70 +56,48 @@ class TrainingOptions(NamedTuple):
 
     model: Annotated[
         str,
-        typer.Option(
-            help="What is trained: resnet50, gpt2-small, gpt:LAYERSxHIDDENxSEQUENCE, or a function FILE.py:NAME.",
-            rich_help_panel=_TRAINING,
+        _training(
+            help="What is trained: resnet50, gpt2-small, gpt:LAYERSxHIDDENxSEQUENCE, or a function FILE.py:NAME."
         ),
     ] = "gpt2-small"
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Samples of a step, over all devices.",
-            show_default="64 on GPUs, 16 on CPUs",
-            rich_help_panel=_TRAINING,
-        ),
+        int | None, _training(help="Samples of a step, over all devices.", show_default="64 on GPUs, 16 on CPUs")
     ] = None
-    devices: Annotated[
-        BenchDevice | None,
-        typer.Option(help="What trains.", show_default="cuda where there is a GPU", rich_help_panel=_TRAINING),
-    ] = None
+    devices: Annotated[BenchDevice | None, _training(help="What trains.", show_default="cuda where there is a GPU")] = (
+        None
+    )
     data: Annotated[
         Path | None,
-        typer.Option(
+        _training(
             help="Real data: a folder of MNIST's files or an .npz for images; .bin, .npy or text for tokens.",
             show_default="synthetic",
-            rich_help_panel=_TRAINING,
         ),
     ] = None
-    steps: Annotated[
-        int,
-        typer.Option(min=1, help="Steps that are measured; three before are not.", rich_help_panel=_TRAINING),
-    ] = 10
+    steps: Annotated[int, _training(min=1, help="Steps that are measured; three before are not.")] = 10
 
 
 class RunOptions(NamedTuple):
     """How the rows are run."""
 
     output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Folder of the benchmark; one that was interrupted there goes on.",
-            rich_help_panel=_RUNNING,
-        ),
+        Path, _running("-o", "--output", help="Folder of the benchmark; one that was interrupted there goes on.")
     ] = Path("bench")
     repetitions: Annotated[
         int,
-        typer.Option(
+        _running(
             min=1,
             help="Trainings of each row, in turn; whether rows truly differ needs two samples, better three or more.",
-            rich_help_panel=_RUNNING,
         ),
     ] = 1
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1, help="Time limit of one training: the second at which it is ended.", rich_help_panel=_RUNNING
-        ),
-    ] = 600
+    timeout: Annotated[float, _running(min=1, help="Time limit of one training: the second at which it is ended.")] = (
+        600
+    )
     launcher: Annotated[
         str | None,
-        typer.Option(
+        _running(
             help="What starts the processes on several hosts, such as 'srun -N 2 -n {nproc}'; {nproc} and {port} are "
             "filled in.",
             show_default="torchrun on this host",
-            rich_help_panel=_RUNNING,
         ),
     ] = None
 

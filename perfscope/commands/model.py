@@ -8,6 +8,7 @@ dimensions where there are any.
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -34,7 +35,7 @@ from perfscope.units import format_parameters, parse_parameters
 if TYPE_CHECKING:  # its columns import NumPy
     from perfscope.tables.joblog import JobLog
 
-_MODEL, _PEAK = "Model", "Peak"
+_of_model, _of_peak = (partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Peak"))
 _FILE_SUFFIXES = (".json", ".log", ".out", ".txt")
 #: The name of a model that is made from its dimensions.
 UNNAMED = "the model"
@@ -54,18 +55,14 @@ _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
 class ModelOptions(NamedTuple):
     """A model by its size, its name, a file or its dimensions."""
 
-    size: Annotated[
-        str | None,
-        typer.Option(help="Number of parameters: 52B, 7.5B, 125M. B is 10**9.", rich_help_panel=_MODEL),
-    ] = None
+    size: Annotated[str | None, _of_model(help="Number of parameters: 52B, 7.5B, 125M. B is 10**9.")] = None
     model: Annotated[
         str | None,
-        typer.Option(
+        _of_model(
             metavar="NAME|FILE|DIMENSIONS",
             help="A name (llama3-8b), a Hugging Face config.json or its folder, a training log, or dimensions: "
             f"{_EXAMPLE}, and kv_heads, head_dim, ffn, gated, tied, experts, top_k, expert_ffn, shared_ffn, "
             "dense_layers, mtp_layers, padded_vocab.",
-            rich_help_panel=_MODEL,
         ),
     ] = None
 
@@ -375,27 +372,21 @@ def describe_assumed_seq_len(seq_len: int, model_seq_len: int | None) -> str:
 class PeakOptions(NamedTuple):
     """The GPU and the data type, as typed."""
 
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="The GPU, for its dense peak: h200-sxm, a100-40, or its CUDA name.", rich_help_panel=_PEAK),
-    ] = None
+    gpu: Annotated[str | None, _of_peak(help="The GPU, for its dense peak: h200-sxm, a100-40, or its CUDA name.")] = (
+        None
+    )
     dtype: Annotated[
         Dtype | None,
-        typer.Option(
+        _of_peak(
             "--dtype",
             "--precision",
             help="Data type of the matrix multiplications.",
             show_default="the GPU's 16-bit format",
-            rich_help_panel=_PEAK,
         ),
     ] = None
     peak: Annotated[
         float | None,
-        typer.Option(
-            help="Dense peak of one GPU in TFLOP/s, if --gpu does not list it.",
-            show_default="of --gpu",
-            rich_help_panel=_PEAK,
-        ),
+        _of_peak(help="Dense peak of one GPU in TFLOP/s, if --gpu does not list it.", show_default="of --gpu"),
     ] = None
 
 
@@ -409,7 +400,7 @@ class Peak(NamedTuple):
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def data(self) -> Json:
+    def data(self) -> dict[str, Json] | None:
         """The peak for JSON; null without one."""
         if self.tflops is None:
             return None

@@ -195,8 +195,8 @@ class _DualPipeDevice:
     def _drain(self, rounds: int) -> Iterator[Block]:
         """Backward passes of both directions; the weight gradients of the second half are delayed."""
         for index in range(2 * rounds):
-            make = self._split if index >= rounds else self._backward
-            yield make(1 - index % 2)
+            direction = 1 - index % 2
+            yield self._split(direction) if index >= rounds else self._single(PassKind.BACKWARD, direction)
 
     def _op(self, kind: PassKind, direction: int) -> Op:
         index = self.counts[kind, direction]
@@ -207,9 +207,6 @@ class _DualPipeDevice:
 
     def _single(self, kind: PassKind, direction: int) -> Block:
         return (self._op(kind, direction),)
-
-    def _backward(self, direction: int) -> Block:
-        return self._single(PassKind.BACKWARD, direction)
 
     def _pair(self, forward_direction: int, backward_direction: int) -> Block:
         return (self._op(PassKind.FORWARD, forward_direction), self._op(PassKind.BACKWARD, backward_direction))

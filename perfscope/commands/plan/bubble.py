@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -39,7 +40,7 @@ SCHEMA = "perfscope/bubble/1"
 _DEFAULT_CHUNKS = 2
 _COLUMNS = 100
 _TIMES = "one time, or one for each stage: 10ms or 9ms,10ms,10ms,12ms"
-_PANEL = "Bubble of a pipeline schedule, with --pp and without a model"
+_option = partial(typer.Option, rich_help_panel="Bubble of a pipeline schedule, with --pp and without a model")
 
 
 class BubbleOptions(NamedTuple):
@@ -47,58 +48,43 @@ class BubbleOptions(NamedTuple):
 
     microbatches: Annotated[
         int | None,
-        typer.Option(
+        _option(
             "--microbatches",
             "-m",
             help="Micro-batches of one pipeline in a step: predicts its bubble.",
             show_default="no bubble is predicted",
-            rich_help_panel=_PANEL,
         ),
     ] = None
-    schedule: Annotated[Schedule, typer.Option(help="Pipeline schedule.", rich_help_panel=_PANEL)] = (
-        Schedule.ONE_F_ONE_B
-    )
+    schedule: Annotated[Schedule, _option(help="Pipeline schedule.")] = Schedule.ONE_F_ONE_B
     forward: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Forward-pass time: {_TIMES}.", show_default="equal times without a unit", rich_help_panel=_PANEL
-        ),
+        str | None, _option(help=f"Forward-pass time: {_TIMES}.", show_default="equal times without a unit")
     ] = None
     backward: Annotated[
         str | None,
-        typer.Option(
+        _option(
             help="Backward-pass time, written as --forward; with --weight the time of the input gradient only.",
             show_default="2 x forward",
-            rich_help_panel=_PANEL,
         ),
     ] = None
     weight: Annotated[
         str | None,
-        typer.Option(
-            help="Weight-gradient (W) time, written as --forward.",
-            show_default="half of the backward pass",
-            rich_help_panel=_PANEL,
-        ),
+        _option(help="Weight-gradient (W) time, written as --forward.", show_default="half of the backward pass"),
     ] = None
     transfer: Annotated[
         str | None,
-        typer.Option(
+        _option(
             help="Transfer time to the next stage, such as 1ms: one time, or one for each sending stage.",
             show_default="0",
-            rich_help_panel=_PANEL,
         ),
     ] = None
     target_tflops: Annotated[
         float | None,
-        typer.Option(
+        _option(
             help="Target TFLOPs per GPU, where --tflops were measured: computes the micro-batches needed.",
             show_default="none",
-            rich_help_panel=_PANEL,
         ),
     ] = None
-    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the schedule.", rich_help_panel=_PANEL)] = (
-        None
-    )
+    svg: Annotated[Path | None, _option(metavar="FILE.svg", help="Draw the schedule.")] = None
 
 
 def predict_bubble(

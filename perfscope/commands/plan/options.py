@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import typer
@@ -22,7 +23,9 @@ from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.units import parse_tokens
 
-_DURATION, _LAYOUT, _MEMORY = "Duration", "Layout and batch", "Memory"
+_duration, _layout, _memory = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Duration", "Layout and batch", "Memory")
+)
 
 
 class ConventionName(StrEnum):
@@ -39,67 +42,41 @@ class ConventionName(StrEnum):
 class DurationOptions(NamedTuple):
     """Tokens, speed and time, of which two determine the third."""
 
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on: 260B, 3.5T. B is 10**9.", rich_help_panel=_DURATION)
-    ] = None
+    tokens: Annotated[str | None, _duration(help="Tokens to train on: 260B, 3.5T. B is 10**9.")] = None
     tflops: Annotated[
-        float | None,
-        typer.Option(
-            help="Planned TFLOPs per GPU, by --convention.", show_default="from --days", rich_help_panel=_DURATION
-        ),
+        float | None, _duration(help="Planned TFLOPs per GPU, by --convention.", show_default="from --days")
     ] = None
     days: Annotated[
-        float | None,
-        typer.Option(
-            help="Duration in days, in place of --tflops.", show_default="from --tflops", rich_help_panel=_DURATION
-        ),
+        float | None, _duration(help="Duration in days, in place of --tflops.", show_default="from --tflops")
     ] = None
-    convention: Annotated[ConventionName, typer.Option(help="Convention of the TFLOPs.", rich_help_panel=_DURATION)] = (
-        ConventionName.BIGSCIENCE
-    )
+    convention: Annotated[ConventionName, _duration(help="Convention of the TFLOPs.")] = ConventionName.BIGSCIENCE
 
 
-def _degree(text: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(help=text, show_default="1", rich_help_panel=_LAYOUT)
-    return option
+_degree = partial(_layout, show_default="1")
 
 
 class LayoutOptions(NamedTuple):
     """How the model and the batch are spread over GPUs; None for a degree that the search may choose."""
 
-    zero: Annotated[
-        int | None, typer.Option(help="ZeRO stage, 0 to 3.", show_default="every stage", rich_help_panel=_LAYOUT)
-    ] = None
-    tp: Annotated[int | None, _degree("Tensor-parallel size.")] = None
-    pp: Annotated[int | None, _degree("Pipeline-parallel size: stages.")] = None
-    ep: Annotated[int | None, _degree("Expert-parallel size.")] = None
-    cp: Annotated[int | None, _degree("Context-parallel size.")] = None
-    virtual_stages: Annotated[int | None, _degree("Virtual stages per pipeline rank (interleaved schedule).")] = None
+    zero: Annotated[int | None, _layout(help="ZeRO stage, 0 to 3.", show_default="every stage")] = None
+    tp: Annotated[int | None, _degree(help="Tensor-parallel size.")] = None
+    pp: Annotated[int | None, _degree(help="Pipeline-parallel size: stages.")] = None
+    ep: Annotated[int | None, _degree(help="Expert-parallel size.")] = None
+    cp: Annotated[int | None, _degree(help="Context-parallel size.")] = None
+    virtual_stages: Annotated[int | None, _degree(help="Virtual stages per pipeline rank (interleaved).")] = None
     micro_batch: Annotated[
         int | None,
-        typer.Option(
-            "--micro-batch",
-            "--mbs",
-            help="Micro-batch size: sequences of one forward pass.",
-            show_default="1",
-            rich_help_panel=_LAYOUT,
-        ),
+        _layout("--micro-batch", "--mbs", help="Micro-batch size: sequences of one forward pass.", show_default="1"),
     ] = None
     gbs: Annotated[
         int | None,
-        typer.Option(
+        _layout(
             help="Global batch size: sequences in one step over all GPUs.",
             show_default="enough micro-batches to fill a pipeline",
-            rich_help_panel=_LAYOUT,
         ),
     ] = None
     sequence_parallel: Annotated[
-        bool,
-        typer.Option(
-            "--sequence-parallel",
-            help="Sequence parallelism: split norms and dropout along the sequence.",
-            rich_help_panel=_LAYOUT,
-        ),
+        bool, _layout("--sequence-parallel", help="Sequence parallelism: split norms and dropout along the sequence.")
     ] = False
 
     def size(self, name: str) -> int:
@@ -110,22 +87,18 @@ class LayoutOptions(NamedTuple):
 class MemoryOptions(NamedTuple):
     """Implementations and precision that the memory depends on."""
 
-    attention: Annotated[
-        Attention,
-        typer.Option(help="Attention implementation: eager keeps the attention matrix.", rich_help_panel=_MEMORY),
-    ] = Attention.FLASH
-    optimizer: Annotated[OptimizerKind, typer.Option(help="Optimizer.", rich_help_panel=_MEMORY)] = OptimizerKind.ADAM
+    attention: Annotated[Attention, _memory(help="Attention implementation: eager keeps the attention matrix.")] = (
+        Attention.FLASH
+    )
+    optimizer: Annotated[OptimizerKind, _memory(help="Optimizer.")] = OptimizerKind.ADAM
     states: Annotated[
         StatePrecision | None,
-        typer.Option(
+        _memory(
             help="Training precision: of weights, gradients and optimizer; megatron is mixed with fp32 gradients.",
             show_default="fp32 with --dtype fp32 or tf32, else mixed",
-            rich_help_panel=_MEMORY,
         ),
     ] = None
-    loss: Annotated[
-        Loss, typer.Option(help="Cross-entropy implementation (logits memory).", rich_help_panel=_MEMORY)
-    ] = Loss.PLAIN
+    loss: Annotated[Loss, _memory(help="Cross-entropy implementation (logits memory).")] = Loss.PLAIN
 
 
 class Target(NamedTuple):

@@ -213,7 +213,7 @@ def checkpoint_section(plan: TrainingPlan) -> Section:
 def to_report(plan: TrainingPlan) -> Report:
     """Write the plan."""
     inputs, choice, peak = plan.inputs, plan.choice, plan.peak
-    assumptions = _list_assumptions(plan)
+    assumptions, gpu = _list_assumptions(plan), peak.data()
     data: dict[str, Json] = {
         "schema": "perfscope/plan/1",
         **duration_data(plan),
@@ -230,7 +230,7 @@ def to_report(plan: TrainingPlan) -> Report:
             },
         },
         "gpus": inputs.gpus,
-        "gpu": _gpu_data(peak),
+        "gpu": {**gpu, "memory_bytes": peak.gpu.memory_bytes if peak.gpu else None} if gpu else None,
         "memory": [memory_data(memory, peak) for memory in plan.memory],
         "fits": None if plan.fitting is None else [memory_data(memory, peak) for memory in plan.fitting],
         "checkpoint": checkpoint_data(plan),
@@ -244,18 +244,6 @@ def to_report(plan: TrainingPlan) -> Report:
     if assumptions:
         sections.append(Section("Assumptions", notes=assumptions))
     return Report(_title(plan), data, tuple(sections), (*peak.warnings, *_warn_above_peak(plan)))
-
-
-def _gpu_data(peak: Peak) -> Json:
-    if peak.tflops is None:
-        return None
-    return {
-        "name": peak.gpu.name if peak.gpu else None,
-        "dtype": peak.dtype,
-        "peak_tflops": peak.tflops,
-        "memory_bytes": peak.gpu.memory_bytes if peak.gpu else None,
-        "source": peak.source,
-    }
 
 
 def _assumptions_data(inputs: PlanInputs, peak: Peak) -> dict[str, Json]:

@@ -35,9 +35,8 @@ class Batch(Enum):
 class Strategy:
     """A row of the benchmark.
 
-    ``fewest`` and ``multiple`` limit the number of devices. ``stages`` are on each device, 0 where the model is not
-    cut. ``late_imports`` are what the package imports only when it begins to train. Strategies with the same ``equals``
-    train the same weights, but for rounding.
+    ``fewest`` and ``multiple`` limit the number of devices. ``stages`` are on each device, 0 without a cut.
+    Strategies with the same ``equals`` train the same weights, but for rounding.
     """
 
     title: str
@@ -49,13 +48,8 @@ class Strategy:
     stages: int = 0
     needs_splits: bool = False
     package: str | None = None
-    late_imports: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     equals: str | None = None
-
-
-#: What takes DeepSpeed's engine seconds to import at its start: an optimizer that is compiled, and so torch's compiler.
-_DEEPSPEED_IMPORTS = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 
 def _pipeline(title: str, schedule: str, stages: int) -> Strategy:
@@ -76,7 +70,6 @@ def _deepspeed(title: str, stage: int | None, *, offload: bool = False) -> Strat
         title,
         "deepspeed_engine",
         package="deepspeed",
-        late_imports=_DEEPSPEED_IMPORTS,
         options={**options, "offload": True} if offload else options,
         equals="data",
     )
@@ -143,7 +136,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         fewest=2,
         stages=1,
         package="deepspeed",
-        late_imports=_DEEPSPEED_IMPORTS,
     ),
     "megatron-tp": Strategy(
         "Megatron-core tensor parallel",

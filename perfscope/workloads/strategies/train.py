@@ -10,9 +10,8 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfscope.workloads.strategies import STRATEGIES, Strategy
+from perfscope.workloads.strategies import STRATEGIES
 from perfscope.workloads.tasks.job import Job, StrategyTraining, find_job, set_rank_variables
 from perfscope.workloads.tasks.task import TrainingTask, make_task
 
@@ -47,17 +46,6 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--describe", action="store_true")
     parser.add_argument("--local_rank", type=int, default=-1)
     return parser.parse_args(words)
-
-
-def import_build(strategy: Strategy) -> Callable[..., StrategyTraining]:
-    """The function that builds a strategy, with all that torch and others import only when they are first used."""
-    module = import_module(f"perfscope.workloads.strategies.{strategy.module}")
-    torch.optim.AdamW([torch.zeros(1)])
-    for name in strategy.late_imports:
-        if find_spec(name) is not None:
-            import_module(name)
-    build: Callable[..., StrategyTraining] = module.build
-    return build
 
 
 def make_batches(task: TrainingTask, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
@@ -138,7 +126,7 @@ def main() -> None:
         print(json.dumps(describe(task, options)))
         return
     strategy = STRATEGIES[options.strategy]
-    build = import_build(strategy)
+    build = import_module(f"perfscope.workloads.strategies.{strategy.module}").build
     batches = make_batches(task, options)
     set_rank_variables()
     job = find_job(task, options)
