@@ -155,53 +155,44 @@ class ModelChoice(NamedTuple):
     seq_len: int | None = None
 
 
-def choose_model(options: ModelOptions, seq_len: int, logged: ModelDescription | None = None) -> ModelChoice:
-    """Find the model in what was typed, or else in a log; ``seq_len`` is the learned positions of a GPT of dimensions.
+def choose_model(options: ModelOptions, seq_len: int) -> ModelChoice:
+    """Find the model in what was typed; ``seq_len`` is the learned positions of a GPT of dimensions.
 
-    Raises UsageError where there is none, it is unknown, or its sources contradict each other.
+    Raises UsageError where there is none, it is unknown, or size and model contradict each other.
     """
     size = parse_parameters(options.size) if options.size else None
-    found = _find_model(options.model, seq_len) if options.model else None
-    description = found if isinstance(found, ModelDescription) else None
-    if isinstance(found, int):
-        if size not in (None, found):
-            raise UsageError(f"--size {options.size} contradicts --model {options.model}")
-        size = found
-    if description is None and size is None:
-        description = logged
-    if description is not None:
-        model = description.transformer
-        if size is not None and abs(size / total_parameters(model) - 1) > SAME_SIZE:
+    if options.model is None:
+        if size is None:
             raise UsageError(
-                f"a size of {format_parameters(size)} contradicts {model.name}, which has "
-                f"{format_parameters(total_parameters(model))} parameters",
-                hint="give either the size or the model",
+                "which model? neither --size nor --model is given",
+                hint=f"--size 52B, --model llama3-8b, --model path/to/config.json, or --model {_EXAMPLE}",
             )
-        return choose_description(description)
-    if size is None:
+        return ModelChoice(size, size, None, f"the size {options.size}")
+    found = _find_model(options.model, seq_len)
+    if size is not None and found.transformer is None and size != found.total_parameters:
+        raise UsageError(f"--size {options.size} contradicts --model {options.model}")
+    if size is not None and abs(size / found.total_parameters - 1) > SAME_SIZE:
+        assert found.transformer is not None
         raise UsageError(
-            "which model? neither --size nor --model is given",
-            hint=f"--size 52B, --model llama3-8b, --model path/to/config.json, or --model {_EXAMPLE}",
+            f"a size of {format_parameters(size)} contradicts {found.transformer.name}, which has "
+            f"{format_parameters(found.total_parameters)} parameters",
+            hint="give either the size or the model",
         )
-    return ModelChoice(size, size, None, f"the size {options.size or options.model}")
+    return found
 
 
-def choose_description(description: ModelDescription) -> ModelChoice:
-    """The choice of a model whose dimensions are known."""
+def _choose(description: ModelDescription, stated: int | None = None) -> ModelChoice:
+    """The choice of a model whose dimensions are known, with the size that a log states of one without experts."""
     model = description.transformer
-    stated = description.parameters if model.experts is None else None
-    return ModelChoice(
-        stated or active_parameters(model),
-        stated or total_parameters(model),
-        model,
-        description.origin,
-        description.notes,
-        description.seq_len,
-    )
+    stated = stated if model.experts is None else None
+    return ModelChoice(stated or active_parameters(model), stated or total_parameters(model), *description)
 
 
-def describe_logged_model(log: JobLog) -> ModelDescription | None:
-    """The model that a log's arguments describe, with the size that it states; UsageError where they contradict."""
+def choose_logged_model(log: JobLog) -> ModelChoice | None:
+    """The model of a log with the size that ``perfscope logs`` reports; None where the log states neither.
+
+    Raises UsageError where its arguments contradict each other.
+    """
     # Setup imports NumPy, which a model by its name or size does not need.
     from perfscope.analyzers.logs.setup import Overrides, stated_setup
     from perfscope.sources.models.megatron_arguments import model_from_arguments
@@ -209,63 +200,51 @@ def describe_logged_model(log: JobLog) -> ModelDescription | None:
     tokens, padded = log.number("vocab_tokens"), log.number("vocab")
     vocabulary = (tokens, padded) if tokens is not None and padded is not None else None
     model = model_from_arguments(log.arguments, vocabulary, log.path)
-    if model is None:
-        return None
-    parameters = stated_setup(log, Overrides()).parameters
-    return ModelDescription(model, f"the arguments in {log.path}", parameters=parameters)
-
-
-def choose_logged_model(log: JobLog) -> ModelChoice | None:
-    """The model of a log with the size that ``perfscope logs`` reports; None where the log states neither."""
-    # As above.
-    from perfscope.analyzers.logs.setup import Overrides, stated_setup
-
-    description = describe_logged_model(log)
-    if description is not None:
-        return choose_description(description)
     setup = stated_setup(log, Overrides())
+    if model is not None:
+        return _choose(ModelDescription(model, f"the arguments in {log.path}"), setup.parameters)
     if setup.parameters is None:
         return None
     origin = f"the size that {log.path} states ({setup.parameters_source})"
     return ModelChoice(setup.parameters, setup.parameters, None, origin)
 
 
-def _find_model(text: str, seq_len: int) -> ModelDescription | int:
+def _find_model(text: str, seq_len: int) -> ModelChoice:
     name, *words = text.split(",")
     preset = find_preset(name)
     if preset is not None:
-        return _complete(preset, _parse_dimensions(words))
+        return _choose(_complete(preset, _parse_dimensions(words)))
     path = Path(text)
     if path.exists() or path.suffix in _FILE_SUFFIXES or ("/" in text and "=" not in text):
         return _read_file(path)
     if "=" in text:
-        return describe_dimensions(_parse_dimensions([name, *words]), seq_len)
+        return _choose(describe_dimensions(_parse_dimensions([name, *words]), seq_len))
     try:
-        return parse_parameters(text)
+        size = parse_parameters(text)
     except UsageError:
         raise UsageError(
             f"the model {text!r} is neither a known name nor a file nor a size nor dimensions ({_EXAMPLE})",
             hint=f"known: {', '.join(preset_names())}",
         ) from None
+    return ModelChoice(size, size, None, f"the size {text}")
 
 
-def _read_file(path: Path) -> ModelDescription | int:
+def _read_file(path: Path) -> ModelChoice:
     if not path.exists():
         raise SourceError(path, "does not exist")
     if is_config_file(path):
-        return read_config(path)
+        return _choose(read_config(path))
     if path.is_dir():
         raise SourceError(path, "contains no config.json")
     # The readers of logs import NumPy, which a model by its name or config does not need.
     from perfscope.sources.joblog import read_log
 
-    log = read_log(path)
-    description, choice = describe_logged_model(log), choose_logged_model(log)
+    choice = choose_logged_model(read_log(path))
     if choice is None:
         raise SourceError(
             path, "prints no Megatron arguments and no size, so it does not state the dimensions of the model"
         )
-    return description or choice.total_parameters
+    return choice
 
 
 def _parse_dimensions(words: list[str]) -> dict[str, int]:

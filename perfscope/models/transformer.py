@@ -130,13 +130,9 @@ def _check_mlp(model: Transformer) -> None:
 
 
 class ModelDescription(NamedTuple):
-    """The dimensions of a model, and where they come from as a phrase.
-
-    ``seq_len`` is of its pre-training; ``parameters`` is the number that a log states.
-    """
+    """The dimensions of a model, where they come from as a phrase, and the sequence length of its pre-training."""
 
     transformer: Transformer
     origin: str
     notes: tuple[str, ...] = ()
     seq_len: int | None = None
-    parameters: int | None = None

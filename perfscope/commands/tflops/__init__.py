@@ -62,7 +62,7 @@ def tflops(
     if step_log and step_log.choice and model == ModelOptions():
         choice = step_log.choice
     else:
-        choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN, step_log.model if step_log else None)
+        choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN)
     for option, value in (("--gbs", inputs.samples), ("--time", inputs.step_ns)):
         if value is None:
             raise UsageError(f"{option} is missing", hint="perfscope tflops --size 52B --gbs 1024 --time 127")

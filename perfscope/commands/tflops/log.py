@@ -16,11 +16,9 @@ from perfscope.commands.model import (
     ModelChoice,
     StepInputs,
     choose_logged_model,
-    describe_logged_model,
 )
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import UsageError
-from perfscope.models.transformer import ModelDescription
 from perfscope.report import Json
 from perfscope.sources.joblog import read_log
 from perfscope.tables.joblog import JobLog
@@ -51,7 +49,6 @@ class StepLog(NamedTuple):
     """A log of the step, and the model that it describes, as far as it does."""
 
     log: JobLog
-    model: ModelDescription | None
     choice: ModelChoice | None
 
     def supply(self, inputs: StepInputs) -> StepInputs:
@@ -108,7 +105,7 @@ def read_step_log(path: Path) -> StepLog:
             f"{path} is not a log of a known framework: it has neither printed arguments nor iteration lines",
             hint="docs/logs.md lists the frameworks",
         )
-    return StepLog(log, describe_logged_model(log), choose_logged_model(log))
+    return StepLog(log, choose_logged_model(log))
 
 
 def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:
