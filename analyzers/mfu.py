@@ -1,8 +1,7 @@
-"""MFU and HFU of a run, from what the hooks recorded: the model's shapes, the tokens of a step, the time and the GPU.
+"""MFU and HFU of a run, from what the hooks recorded: operations per token x tokens/s / (GPUs x dense peak).
 
-MFU = operations per token x tokens/s / (GPUs x dense peak), by each of the conventions. The headline is
-``megatron_core``, which counts what a causal model needs: weights of matrix products, half of the attention matrix, no
-embedding table and no recomputation.
+The headline is ``megatron_core``, which counts what a causal model needs: weights of matrix products, half of the
+attention matrix, no embedding table and no recomputation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """How much memory training takes on the fullest GPU, an estimate; and how long it takes.
 
-The states are counted by ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): each stage shards one more of optimizer,
-gradients and weights over the data-parallel ranks. Activations are counted layer by layer as the backward pass needs
-them (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes for a GPT layer). Of a pipeline
-the fuller of two stages counts: the first, which holds the most micro-batches, or the last, which has the loss. The
-memory of the allocator, the communication library and the CUDA context is not counted: some percent of the GPU.
+States: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). Activations: layer by layer as the backward pass needs them
+(Korthikanti et al. 2022, arXiv 2205.05198, section 4). Of a pipeline the fuller of two stages counts: the first, which
+holds the most micro-batches, or the last, which has the loss. Allocator, communication library and CUDA context are not
+counted: some percent of the GPU.
 """
 
 from __future__ import annotations

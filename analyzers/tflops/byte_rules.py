@@ -1,9 +1,7 @@
 """Bytes that one call of an operator must read and write at least, from its inputs: each input once, each output once.
 
-More bytes move through the GPU's memory where a product reads a matrix again for each tile, or a norm reads its input
-twice. Fewer do where data is still in the cache. The elements of an expanded dimension count once. A list of tensors
-states no type: its elements have that of the kernel that works on it. Of a fused kernel all tensors that it is given
-count once.
+The elements of an expanded dimension count once. A list of tensors states no type: its elements have the type of the
+kernel that works on it. Of a fused kernel all tensors that it is given count once.
 """
 
 from __future__ import annotations

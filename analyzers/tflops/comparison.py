@@ -1,9 +1,7 @@
 """The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
 
-MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
-Each convention states one of the two. The variants are the other passes of a formula, and other versions of code.
-Letters of formulas: L layers, h hidden size, a heads of d_qk and d_v dimensions, V vocabulary, s sequence length, N
-parameters.
+HFU counts recomputation, MFU does not; each convention states one of the two. Letters of formulas: L layers, h hidden
+size, a heads of d_qk and d_v dimensions, V vocabulary, s sequence length, N parameters.
 """
 
 from __future__ import annotations

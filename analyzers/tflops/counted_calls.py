@@ -1,8 +1,7 @@
 """Which calls of products count: of nested ones those that account for the most, so that each product counts once.
 
-An operator that calls others is counted by them where they do at least as many operations. Autocast, for example, calls
-an operator again with inputs that it has cast. What was recorded as a graph did not run, and what graphs ran is not
-counted. ``count_calls`` reads products alone; ``count_operators`` all operators with their inputs, where each one ran.
+Autocast, for example, calls an operator again with inputs that it has cast. What was recorded as a graph did not run,
+and what graphs ran is not counted.
 """
 
 from __future__ import annotations

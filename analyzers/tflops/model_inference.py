@@ -1,9 +1,8 @@
 """The dimensions of a transformer, inferred from the shapes of its parameters.
 
 Layers are what repeats, the vocabulary is the longest embedding table, and every matrix of a layer is one product a
-token; of experts only those that a token uses. The attention matrix is as wide as what the output projection of
-attention multiplies with. The result has the model's own number of parameters and of products. What no shape shows is
-taken from the model's configuration: the experts of a token, the heads, the parts of latent attention.
+token; of experts only those that a token uses. Attention is as wide as what its output projection multiplies with. What
+no shape shows is taken from the model's configuration: experts of a token, heads, parts of latent attention.
 """
 
 from __future__ import annotations

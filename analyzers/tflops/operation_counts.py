@@ -1,10 +1,7 @@
 """Counts the operations of a traced step from the shapes of its operators.
 
-How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``, and what of them
-ran forward twice in ``repeats``. The last product of a layer, which PyTorch begins to recompute and then skips because
-it is not needed, is in the trace and is counted. Multiplications that are not counted are listed, with their share of
-the time of all kernels that multiply. The rate of operations is withheld where counted kernels take less than
-``ENOUGH`` of this time.
+The last product of a layer, which PyTorch begins to recompute and then skips, is in the trace and is counted. The rate
+of operations is withheld where counted kernels take less than ``ENOUGH`` of the time of kernels that multiply.
 """
 
 from __future__ import annotations

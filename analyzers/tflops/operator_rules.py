@@ -1,10 +1,9 @@
 """Operations of one call of an operator, from the shapes of its inputs.
 
 A product of m x k and k x n is 2 m n k operations. A convolution does 2 for each element of its output, or of its
-transposed input, and each weight that reaches it. Its backward pass does as many again for each gradient that its mask
-asks for. Attention is counted over the full matrix, forward once and backward twice, as the formulas of models count
-it. Recomputation inside a kernel does not count. Sources: the signatures of the libraries' operators, and
-torch.utils.flop_counter. The latter counts the weights' gradient of a grouped convolution as if it had one group.
+transposed input, and each weight that reaches it. Attention is counted over the full matrix, forward once and backward
+twice. Sources: the operators' signatures, and torch.utils.flop_counter, which counts the weights' gradient of a grouped
+convolution as if it had one group.
 """
 
 from __future__ import annotations

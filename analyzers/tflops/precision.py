@@ -1,13 +1,11 @@
 """In which data types a run multiplies, and the peak of a GPU in that mixture.
 
-The parameters' type is no evidence: autocast, FSDP's mixed precision and fp8 layers cast parameters before they are
-multiplied. The best evidence is what the user states. The traces come next: the types of the operators' inputs where
-all products state them, else the names of the kernels. Then come the forward pass that the hooks saw, and autocast
-where the model was called. The last is the configuration of FSDP or of the framework's engine.
+The parameters' type is no evidence: autocast, FSDP's mixed precision and fp8 layers cast them. The best evidence is
+what the user states; then traces: types of the operators' inputs, else names of kernels; then the forward pass that
+the hooks saw, autocast, and the configuration.
 
-With operations F_p in data type p and dense peaks P_p, the peak of the mixture is sum F_p / sum (F_p / P_p). A GPU that
-is always at its peak would do these operations at this rate. By kernels alone, F_p is their time times P_p: as if all
-of them used the same share of their peaks.
+With operations F_p in data type p and dense peaks P_p, the peak of the mixture is sum F_p / sum (F_p / P_p). By kernels
+alone, F_p is their time times P_p: as if all of them used the same share of their peaks.
 """
 
 from __future__ import annotations

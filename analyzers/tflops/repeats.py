@@ -1,11 +1,8 @@
 """What of the forward pass ran again in the backward pass: what activation checkpointing recomputes, from a trace.
 
 A product inside a node of autograd is one of the backward pass, unless autograd tracks it: then it is one of the
-forward pass, computed again. Autograd tracks an operator that has a number, and what a function of Python does inside.
-
-A product that launched nothing was not computed. Selective checkpointing begins those whose outputs it has saved, and
-takes these. torch's checkpoint begins the last product of a part and stops there, because its output is not needed.
-This product counts, so that a part counts as recomputed whole.
+forward pass, computed again. A product that launched nothing was saved, not computed, but the last one of a part:
+torch's checkpoint begins it and stops there, and it counts.
 """
 
 from __future__ import annotations

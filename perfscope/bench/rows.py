@@ -1,9 +1,7 @@
 """The rows of a benchmark: repeated trainings summed up, and compared with each other.
 
-A row's step is the median over its trainings of each training's step time. Trainings of a round ran one after the
-other, so two rows are compared round by round. The comparison is the mean logarithm of their ratios, with Student's
-interval at 95 %. Rows truly differ where that interval excludes 1. With one round there is nothing to tell chance from
-change.
+Trainings of a round ran one after the other, so two rows are compared round by round: the mean logarithm of their
+ratios, with Student's interval at 95 %. Rows differ where it excludes 1.
 """
 
 from __future__ import annotations

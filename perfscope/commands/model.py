@@ -1,9 +1,4 @@
-"""Which model, GPU and training a command is about, for ``tflops`` and ``plan``.
-
-``--model`` names a preset, a file, a size or dimensions: ``layers=32,hidden=4096,heads=32,vocab=32000,gated``. The
-model of a log is used where none is typed. ``--size`` alone gives the number of parameters, and is checked against the
-dimensions where there are any.
-"""
+"""Which model, GPU and training a command is about, for ``tflops`` and ``plan``."""
 
 from __future__ import annotations
 

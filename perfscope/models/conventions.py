@@ -1,9 +1,7 @@
-"""Floating-point operations that one token costs in a training step, by each of the conventions in use.
+"""Floating-point operations that one token costs in a training step, by conventions that need no dimensions.
 
-All count a multiplication and an addition as two, and a backward pass as two forward ones. They count either the
-weights of matrix products or all parameters. They count the attention matrix whole, by half (a causal mask needs no
-more) or not at all. Some count recomputed activations. A convention that counts recomputation says what the hardware
-did (HFU), the others what the model needs (MFU).
+All count a multiplication and an addition as two, and a backward pass as two forward ones. A convention that counts
+recomputation says what the hardware did (HFU), the others what the model needs (MFU).
 """
 
 from __future__ import annotations

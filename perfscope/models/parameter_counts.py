@@ -1,8 +1,7 @@
 """How many parameters follow from the dimensions of a transformer.
 
 A parameter is counted once, where it is stored: tied embeddings are one matrix. Every expert of a mixture counts in the
-total. Only a token's top-k experts count in the active parameters. The weights of matrix products are separate from the
-embedding table (a lookup, no product) and from norms and biases (vectors, no product).
+total; only a token's top-k experts count in the active parameters.
 """
 
 from __future__ import annotations

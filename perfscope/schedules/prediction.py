@@ -1,7 +1,6 @@
-"""The bubble of a pipeline schedule before it runs, by simulation, and how the bubble could be reduced.
+"""The bubble of a pipeline schedule before it runs, by simulation, and how it could be reduced.
 
 The bubble is the part of p x T in which a stage is idle. T is the longest time of one stage from its first to its last
-pass. Except for the zero-bubble schedules that is the time from the first forward pass to the end of the last backward
 pass.
 """
 

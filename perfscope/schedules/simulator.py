@@ -1,9 +1,8 @@
 """When each pass of a pipeline runs: an event simulation of a plan, with the time of every pass.
 
-A device takes its blocks in the plan's order. A block starts when the device is free and its inputs have arrived. A
-forward pass needs the forward pass of the previous stage. A backward pass needs its own forward pass and the backward
-pass of the next stage. A weight gradient needs its own input gradient. A result for a different device arrives after a
-transfer. Times are integers in a common unit, so that every sum is exact.
+A block starts when its device is free and its inputs have arrived: the forward pass of the previous stage; for a
+backward pass its own forward pass and the backward pass of the next stage; for a weight gradient its input gradient.
+Times are integers in a common unit, so that every sum is exact.
 """
 
 from __future__ import annotations

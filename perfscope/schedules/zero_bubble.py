@@ -1,9 +1,7 @@
 """Schedules that split the backward pass: ZB-H1, ZB-H2, ZB-V and DualPipe.
 
-The gradient of the input comes first, because the stage before waits for it; the weight-gradient pass has no such
-deadline and fills time that would be idle. Sources: Qi et al. 2024, "Zero Bubble Pipeline Parallelism"
-(arXiv 2401.10241) and "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362); DeepSeek-AI 2024, DeepSeek-V3
-(arXiv 2412.19437).
+Sources: Qi et al. 2024 (arXiv 2401.10241) and "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362);
+DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437).
 """
 
 from __future__ import annotations

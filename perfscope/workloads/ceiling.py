@@ -1,8 +1,7 @@
 """Measures what a machine attains at best: products of matrices, copies in memory, and collectives.
 
-``torchrun --nproc-per-node 2 ceiling.py --write FILE --seconds 20``: rank 0 writes JSON. Products and copies run on
-every device at once, as in training, and rank 0's are written. A product of random data takes more power than one of
-zeros, and is slower. Each figure is of the fastest of several repetitions. On processors the sizes are small.
+``torchrun --nproc-per-node 2 ceiling.py --write FILE --seconds 20``: rank 0 writes JSON. All devices run at once, as in
+training. A product of random data takes more power than one of zeros, and is slower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ResNet-50 (He et al. 2015) for images of any size, as a list of layers that a pipeline can cut anywhere.
 
-Each block begins as the identity (Goyal et al. 2017, arXiv 1706.02677, section 5.1). So the loss falls from the first
-steps on. Rounding does not grow from layer to layer where a batch norm sees a few values.
+Each block begins as the identity (Goyal et al. 2017, arXiv 1706.02677, section 5.1): the loss falls from the first
+step.
 """
 
 from __future__ import annotations
