@@ -43,11 +43,7 @@ _NO_GPU = "No MFU: the run had no GPU. TFLOPs by convention are in --format json
 
 
 class CrossCheck(Figures, frozen=True):
-    """Operations counted from shapes in traces, compared with the formula.
-
-    The formula is Megatron-core's products with the full attention matrix, as kernels' shapes have it, and with what
-    the trace shows to be recomputed.
-    """
+    """Operations counted from traces' shapes, beside Megatron-core's formula with the full attention matrix."""
 
     flops_per_token: Annotated[float, Doc("Counted.")]
     formula_flops_per_token: Annotated[float | None, Doc("The formula's; None without dimensions.")]

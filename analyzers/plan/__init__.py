@@ -228,7 +228,9 @@ def _estimate_states(
         local_parameters = parameters.shared / dense_ranks + parameters.routed / expert_ranks
         return ceil(scale * bytes_per_parameter * local_parameters)
 
-    is_gathered = layout.zero == LAST_STAGE and layout.data * layout.context > 1
+    is_parallel = layout.data * layout.context > 1
+    is_gathered = layout.zero == LAST_STAGE and is_parallel
+    has_ddp = precision.is_plain_loop and is_parallel and layout.zero < _SHARDED_FROM[GRADIENTS]
     copies = 0 if is_gathered else state_bytes(WEIGHTS, precision.cast)
     return MemoryEstimate(
         layout=layout,
@@ -238,15 +240,11 @@ def _estimate_states(
         activations=0,
         cast=copies,
         gathered=ceil(scale * _gathered_bytes(model, precision, parameters)) if is_gathered else 0,
-        buckets=state_bytes(GRADIENTS, precision.gradients) if _has_ddp(layout, precision) else 0,
+        buckets=state_bytes(GRADIENTS, precision.gradients) if has_ddp else 0,
         # torch's foreach optimizers make one tensor of each gradient's size
         stepping=state_bytes(GRADIENTS, precision.gradients),
         is_plain_loop=precision.is_plain_loop,
     )
-
-
-def _has_ddp(layout: ParallelLayout, precision: StateBytes) -> bool:
-    return precision.is_plain_loop and layout.data * layout.context > 1 and layout.zero < _SHARDED_FROM[GRADIENTS]
 
 
 def _gathered_bytes(model: Transformer, precision: StateBytes, parameters: _ParametersPerGpu) -> float:

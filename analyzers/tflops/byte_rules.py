@@ -59,10 +59,7 @@ _Rule: TypeAlias = Callable[[_Call], int | None]
 
 
 def count_bytes(operator: str, inputs: OperatorInputs, kernel: str = "") -> int | None:
-    """Bytes of one call; None where they do not follow from what the trace states.
-
-    A kernel that the operator launched tells by its name the type of elements in lists.
-    """
+    """Bytes of one call; None where they do not follow from the trace. A kernel's name tells the type in lists."""
     match = _IN_KERNELS.search(kernel)
     call = _Call(operator.removeprefix("aten::"), inputs, _SIZES[match[1]] if match else 0)
     if not inputs.tensors or not all(map(call.size, inputs.tensors)):

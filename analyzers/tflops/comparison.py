@@ -132,7 +132,7 @@ def compare(step: Step) -> tuple[Convention, ...]:
     """Count a step by each of the six conventions, in the order from the plainest to the most detailed."""
     return (
         _bigscience(step, step.checkpointing, "bigscience"),
-        _six_n(step),
+        _evaluate(step, "6n", _SIX_N, six_n(step.parameters)),
         _paper(step, step.checkpointing, "megatron_paper"),
         *_by_formulas(step, _NEED_DIMENSIONS),
     )
@@ -158,10 +158,6 @@ def variants(step: Step) -> tuple[Convention, ...]:
             *other_torchtitan,
         ]
     return tuple(found)
-
-
-def _six_n(step: Step) -> Convention:
-    return _evaluate(step, "6n", _SIX_N, six_n(step.parameters))
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
@@ -248,11 +244,7 @@ def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, 
 
 
 class LogMatch(NamedTuple):
-    """How a log's own figure compares with the conventions.
-
-    ``convention`` explains every line, or is absent. ``nearest_deviation`` is how far the most precise line is above
-    the nearest one, as a share.
-    """
+    """The convention that explains every line, and how far the most precise line is above the nearest, as a share."""
 
     convention: str | None
     lines: int

@@ -74,11 +74,7 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
 
 
 class CallTree:
-    """Which of nested calls count: inner ones, unless the one around them accounts for more than all of them.
-
-    ``is_open`` are the outermost calls of which nothing is known: they neither count, nor are inside or around one that
-    does.
-    """
+    """Which of nested calls count: inner ones, unless the one around them accounts for more than all of them."""
 
     def __init__(self, own: Int64, parent: Int64) -> None:
         self._parent: list[int] = parent.tolist()

@@ -45,26 +45,20 @@ def _count_product(product: Product) -> int | None:
 
 def _count_function(product: Product) -> int | None:
     """A layer of Transformer Engine forward: its input and its weight of (outputs, inputs), in either order."""
-    first, second = (*_matrices(product), (), ())[:2]
+    matrices = (shape for shape in product.shapes if len(shape) >= _MATRIX)  # others are biases and weights of norms
+    first, second = (*matrices, (), ())[:2]
     if not first or first[-1:] != second[-1:]:
         return None
     return 2 * first[-1] * prod(first[:-1]) * prod(second[:-1])
 
 
 def _count_backward(product: Product) -> int | None:
-    """The backward pass of a function: each product of its forward pass has a gradient of both of its inputs.
-
-    Its own inputs are those of the gradient alone.
-    """
+    """Each product of the forward pass has a gradient of both of its inputs."""
     if not product.of_forward:
         return None
     forward = Product(product.operator.removesuffix("Backward"), product.shapes, product.elements, product.values)
     flops = count_flops(forward)
     return None if flops is None else 2 * flops
-
-
-def _matrices(product: Product) -> list[_Shape]:
-    return [shape for shape in product.shapes if len(shape) >= _MATRIX]
 
 
 def _count_convolution(product: Product) -> int | None:

@@ -61,10 +61,7 @@ class ProductPrecision(Figures, frozen=True):
 def find_precision(
     models: Sequence[Model], traced: Sequence[TracedOperations], gpu: Gpu | None, stated: str | None = None
 ) -> ProductPrecision:
-    """The precision of a run: as the user states it, as its traces show it, or as its ranks recorded it.
-
-    The peaks of the GPU weigh the time of kernels.
-    """
+    """The precision of a run: as the user states it, as its traces show it, or as its ranks recorded it."""
     if stated is not None:
         return ProductPrecision({stated: 1.0}, "--precision")
     float32 = next((model.signs.float32 for model in models if model.signs.float32), None)

@@ -143,10 +143,7 @@ class _Places:
 
 
 def _find_ran(calls: ProductCalls, operator: Int64, launches: Launches, forward: Bool) -> Bool:
-    """Which calls computed something: launched a kernel or, on a CPU, went on as most do in the forward pass.
-
-    A mode of Python, such as that of selective checkpointing, calls an operator once more to run it.
-    """
+    """Which calls launched a kernel or, on a CPU, went on as most do: a mode of Python calls an operator once more."""
     parent = calls.part_of.tolist()
     kernel_ns = add_up(launches.kernel_ns, parent)
     if (kernel_ns[forward] > 0).any():

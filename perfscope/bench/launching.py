@@ -64,10 +64,7 @@ class Started:
     ranks: list[int] = field(default_factory=list)
 
     def train(self, seconds: float) -> None:
-        """Wait until every rank has trained and written its result.
-
-        Where the time is over first, the training is ended, so that the next one has the devices for itself.
-        """
+        """Wait until every rank has written its result; where the time is over, end the training for the next one."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             if len(list(self.place.result.glob("rank-*.json"))) >= self.variant.processes:

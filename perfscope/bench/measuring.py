@@ -41,6 +41,7 @@ def measure(
     losses = _mean_losses(ranks)
     known = tuple(takewhile(isfinite, losses))
     last = max(1, len(losses) // _LAST_QUARTER)
+    unprofiled = _get(results, "pipeline_steps", "fraction_of_total")
     save_bytes = sum(file.stat().st_size for file in place.checkpoint.rglob("*") if file.is_file())
     return Measurement(
         variant,
@@ -53,11 +54,11 @@ def measure(
         losses=known,
         accuracy=_find_accuracy(ranks) if machine.is_classified else None,
         memory_bytes=tuple(device["bytes"] for rank in ranks for device in rank["memory"]),
-        util_percent=_mean(gpu["util_percent"] for gpu in _used_gpus(results)),
+        util_percent=_mean(gpu["util_percent"] for gpu in results.get("gpus") or [] if gpu["ranks"]),
         step_j=_get(results, "energy", "step_j"),
         overlap=_find_overlap(results),
         shares=_find_shares(results),
-        bubble=_find_bubble(results),
+        bubble=_get(results, "pipeline_bubble", "fraction_of_total") if unprofiled is None else unprofiled,
         tflops=_find_tflops(variant, samples, machine, step_ns, results),
         mfu=_get(results, "mfu", "mfu"),
         save_ns=max((rank["save_ns"] for rank in ranks if rank["save_ns"]), default=None) if save_bytes else None,
@@ -139,11 +140,6 @@ def _find_accuracy(ranks: Sequence[Tree]) -> float | None:
     return hits / answers if answers else None
 
 
-def _used_gpus(results: Tree) -> list[Tree]:
-    gpus = results.get("gpus") or []
-    return [gpu for gpu in gpus if gpu["ranks"]]
-
-
 def _find_overlap(results: Tree) -> float | None:
     axes = _get(results, "overlap", "axes") or []
     communication = sum(axis["communication_us"] for axis in axes)
@@ -156,14 +152,6 @@ def _find_shares(results: Tree) -> dict[str, float]:
         return {}
     parts = ("compute", "exposed_communication", "exposed_copy", "idle")
     return {part: whole[f"{part}_us"] / whole["window_us"] for part in parts}
-
-
-def _find_bubble(results: Tree) -> float | None:
-    for source in ("pipeline_steps", "pipeline_bubble"):  # of steps without a profiler first
-        share = _get(results, source, "fraction_of_total")
-        if share is not None:
-            return float(share)
-    return None
 
 
 def _find_tflops(

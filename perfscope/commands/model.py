@@ -105,10 +105,7 @@ class StepOptions(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """A step as far as it is known; None for what was neither typed nor read.
-
-    ``samples`` is the global batch; ``read`` has a phrase for each value that was read from a file.
-    """
+    """A step as far as it is known: ``samples`` is the global batch, ``read`` a phrase for each value of a file."""
 
     samples: int | None = None
     step_ns: int | None = None

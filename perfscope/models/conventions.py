@@ -42,8 +42,5 @@ def bigscience_passes(checkpointing: Checkpointing) -> int:
 
 
 def six_n(parameters: int) -> int:
-    """Six operations a parameter.
-
-    Source: Kaplan et al. 2020, arXiv 2001.08361, section 2.1.
-    """
+    """Six operations a parameter (Kaplan et al. 2020, arXiv 2001.08361, section 2.1)."""
     return FORWARD_AND_BACKWARD * parameters

@@ -14,10 +14,7 @@ from msgspec import Struct
 
 
 class PassKind(StrEnum):
-    """Which pass of a micro-batch.
-
-    BACKWARD is a whole backward pass; INPUT_GRADIENT and WEIGHT_GRADIENT are its two parts where a schedule splits it.
-    """
+    """BACKWARD is a whole backward pass; INPUT_GRADIENT and WEIGHT_GRADIENT are its two parts, where it is split."""
 
     FORWARD = "F"
     BACKWARD = "B"

@@ -39,10 +39,7 @@ class Timing(ABC):
 
 @dataclass(frozen=True, slots=True)
 class UniformTiming(Timing):
-    """Micro-batches that all take the same time, and sends that run during computation.
-
-    Times are by virtual stage, of transfers by sending device; ``backward`` includes the weight gradient.
-    """
+    """Micro-batches that all take the same time: by virtual stage, of transfers by sending device."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]

@@ -85,7 +85,7 @@ def typed_layouts(inputs: PlanInputs) -> Iterator[ParallelLayout]:
 def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[ParallelLayout]:
     """Every layout that the GPUs can be arranged in, the fewest model-parallel GPUs first."""
     typed = inputs.layout
-    tensor_sizes = (typed.tp,) if typed.tp else _powers_of_two(_GPUS_PER_NODE)
+    tensor_sizes = (typed.tp,) if typed.tp else tuple(2**power for power in range(_GPUS_PER_NODE.bit_length()))
     pipeline_sizes = (typed.pp,) if typed.pp else range(1, min(model.layers, inputs.gpus) + 1)
     degrees = sorted(
         ((tensor, pipeline) for tensor in tensor_sizes for pipeline in pipeline_sizes),
@@ -101,10 +101,6 @@ def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[Paralle
         for checkpointing in _candidate_checkpointing(inputs):
             for zero in _candidate_stages(inputs, pipeline):
                 yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
-
-
-def _powers_of_two(largest: int) -> tuple[int, ...]:
-    return tuple(2**power for power in range(largest.bit_length()))
 
 
 def _candidate_checkpointing(inputs: PlanInputs) -> Sequence[Checkpointing]:

@@ -23,15 +23,6 @@ from perfscope.report import Json
 from perfscope.sources.joblog import read_log
 from perfscope.tables.joblog import JobLog
 
-
-class LogComparison(NamedTuple):
-    """A log's figures compared with the formulas, and the convention that explains them, if any."""
-
-    data: Json
-    sentence: str
-    convention: str | None = None
-
-
 #: Half of the last digit of tokens/s, which are printed without decimals.
 _HALF_A_TOKEN = 0.5
 
@@ -78,13 +69,13 @@ class StepLog(NamedTuple):
             raise UsageError(f"{log.path}{reason}, so --time is missing")
         return _supply_from_rate(inputs, rate)
 
-    def compare(self, step: Step, conventions: Sequence[Convention]) -> LogComparison:
-        """Find the convention that the log's own TFLOPs follow."""
+    def compare(self, step: Step, conventions: Sequence[Convention]) -> tuple[dict[str, Json], str]:
+        """Find the convention that the log's own TFLOPs follow: for JSON, and as a sentence."""
         log = self.log
         likely = _LIKELY.get(log.framework or "", set())
         likely_first = sorted(conventions, key=lambda convention: convention.name not in likely)
         log_match = match_log(_list_allowed(log, step), likely_first)
-        data: Json = {
+        data: dict[str, Json] = {
             "path": log.path,
             "framework": log.framework,
             "label": log.tflops_label,
@@ -94,7 +85,7 @@ class StepLog(NamedTuple):
             "nearest": log_match.nearest if log_match else None,
             "deviation_from_nearest": log_match.nearest_deviation if log_match else None,
         }
-        return LogComparison(data, _describe_match(log, log_match), log_match.convention if log_match else None)
+        return data, _describe_match(log, log_match)
 
 
 def read_step_log(path: Path) -> StepLog:
@@ -109,10 +100,7 @@ def read_step_log(path: Path) -> StepLog:
 
 
 def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:
-    """The median of the steady-state steps, unless the log states tokens/s per GPU and prints no time.
-
-    A time that follows from dates is less exact than a printed rate.
-    """
+    """The median of the steady-state steps; a time that follows from dates is less exact than a printed rate."""
     median_s = measure_step_times(log, warmup=None).median_s
     if median_s is None or (tokens_per_s_per_gpu is not None and not log.iterations.wall_resolution_ns.count()):
         return None

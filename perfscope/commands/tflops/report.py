@@ -36,12 +36,12 @@ def to_report(answer: TflopsAnswer) -> Report:
     step = answer.step
     tflops_per_gpu = step.tflops_per_gpu(bigscience(step.parameters, step.checkpointing))
     conventions, other_forms = compare(step), variants(step)
-    log = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else None
+    log, sentence = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else (None, "")
     explanation = (*describe_doubts(conventions, step), *explain_spread(step, conventions))
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
     above_peak = _warn_above_peak(answer, tflops_per_gpu)
     warnings = (*answer.peak.warnings, *above_peak)
-    log_convention = log.convention if log else None
+    log_convention = log["convention"] if log else None
     data: dict[str, Json] = {
         "schema": "perfscope/tflops/1",
         "tflops_per_gpu": tflops_per_gpu,
@@ -60,7 +60,7 @@ def to_report(answer: TflopsAnswer) -> Report:
         "variants": [_convention_data(convention, log_convention) for convention in other_forms],
         "explanation": list(explanation),
         "doubts": list(above_peak),
-        "log": log.data if log else None,
+        "log": log,
         "assumed": list(assumptions),
         "read": list(answer.inputs.read),
     }
@@ -74,7 +74,7 @@ def to_report(answer: TflopsAnswer) -> Report:
         *_convention_sections(conventions, other_forms, log_convention, explanation),
     ]
     if log:
-        sections.append(Section("The log's own figure", notes=(log.sentence,)))
+        sections.append(Section("The log's own figure", notes=(sentence,)))
     if answer.inputs.read:
         sections.append(Section("Read from files", notes=answer.inputs.read))
     if assumptions:
@@ -151,7 +151,7 @@ def _model_data(choice: ModelChoice, seq_len: int) -> dict[str, Json]:
     }
 
 
-def _convention_data(convention: Convention, log_convention: str | None) -> dict[str, Json]:
+def _convention_data(convention: Convention, log_convention: Json) -> dict[str, Json]:
     return {**to_object(convention), "used_by_log": convention.name == log_convention}
 
 
@@ -167,7 +167,7 @@ _FIGURES = (
 def _convention_sections(
     conventions: Sequence[Convention],
     other_forms: Sequence[Convention],
-    log_convention: str | None,
+    log_convention: Json,
     explanation: Sequence[str],
 ) -> tuple[Section, ...]:
     uncounted = [convention for convention in conventions if convention.flops_per_token is None]
@@ -188,7 +188,7 @@ def _convention_sections(
     return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
 
 
-def _figures(convention: Convention, log_convention: str | None) -> tuple[Cell, ...]:
+def _figures(convention: Convention, log_convention: Json) -> tuple[Cell, ...]:
     name, flops = convention.name, convention.flops_per_token
     return (
         f"{name} (the log's)" if name == log_convention else name,

@@ -92,10 +92,7 @@ def describe(task: TrainingTask, options: argparse.Namespace) -> dict[str, objec
 
 
 def count_flops(task: TrainingTask) -> int | None:
-    """Operations of the matrix products and convolutions of a forward and backward pass, a sample.
-
-    They are counted without computing them, on two samples, because batch norms want more than one.
-    """
+    """Operations of the products, forward and backward, a sample; counted on two: batch norms want more than one."""
     samples = 2
     inputs, targets = (part.to("meta") for part in task.batch(0, samples))
     with torch.device("meta"):

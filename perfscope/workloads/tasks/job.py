@@ -33,12 +33,7 @@ _RANK_VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class StrategyTraining:
-    """A strategy at work: what its ``build`` returns.
-
-    ``save`` is called by every rank. ``share`` is the number of this rank's share of each batch, and of shares.
-    ``leave`` ends what must end before the process does. ``is_called``: this rank works when others call it, until it
-    left.
-    """
+    """A strategy at work, from its ``build``; every rank calls ``save``. If it ``is_called`` it works until it left."""
 
     step: Step
     save: Callable[[Path], None]
