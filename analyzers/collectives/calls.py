@@ -82,12 +82,9 @@ class GroupKey(Struct, frozen=True, order=True, array_like=True):
 class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
     """One rank's operations in one group, in the order of their start.
 
-    Attributes:
-        kind: For each operation its index in ``kinds``.
-        step: For each the number of the profiler step that launched it, or ABSENT.
-        sequence: For each the number that NCCL gave it; empty where one of them has none.
-        end_ns: When each ended on the wall clock; only of the first few, to align clocks.
-        hidden_ns: For each of ``kinds`` the part of ``covered_ns`` during which compute runs.
+    ``kind`` is an index in ``kinds``, ``step`` a number or ABSENT, ``sequence`` NCCL's number, empty where one lacks.
+    ``end_ns`` is on the wall clock, of the first few operations. ``hidden_ns`` is the part of ``covered_ns`` of a kind
+    during which compute runs.
     """
 
     key: GroupKey

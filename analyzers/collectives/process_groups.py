@@ -53,13 +53,8 @@ def described_role(description: str) -> str:
 def role_of(description: str, operation: str, ranks: Sequence[int], lines: Mapping[str, Sequence[int]]) -> str:
     """The axis that a group serves, by its description, or else by its ranks; ``""`` where it is unknown.
 
-    Args:
-        description: What the framework calls it.
-        operation: Its operation; ``""`` for all of them together.
-        ranks: Its ranks.
-        lines: By axis, the ranks that one of them shares it with.
+    ``operation`` is ``""`` for all of them together. ``lines`` are by axis the ranks that one rank shares it with.
 
-    >>> lines = {"dp": (0, 2), "tp": (0, 1)}
     >>> role_of("undefined", "allreduce", (0, 2), lines), role_of("default_pg", "allreduce", (0, 1, 2, 3), lines)
     ('DP', '')
 

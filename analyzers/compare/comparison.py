@@ -420,22 +420,6 @@ def _add_tflops(
         changes[Compared.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
 
 
-def _one_run_notes(step: Delta) -> list[str]:
-    notes = [
-        "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
-        "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more: compare "
-        "several runs of each side (A1,A2,A3 B1,B2,B3)."
-    ]
-    if step.interval is not None and step.steps_interval is not None and step.interval[0] <= 0 <= step.interval[1]:
-        low, high = step.steps_interval
-        if low > 0 or high < 0:
-            notes.append(
-                f"The steps of these two runs differ ({low:+.2%} to {high:+.2%} without the allowance), but runs of "
-                "the same code may differ as much: whether the code does, several runs of each side can tell."
-            )
-    return notes
-
-
 def _mean_note(a: Side, b: Side, step: Delta) -> list[str]:
     assert a.step_time_s is not None
     assert b.step_time_s is not None
@@ -459,7 +443,11 @@ def _explain(
     notes = []
     step = changes.get(Compared.STEP_TIME)
     if step is not None and step.variation is Variation.STEPS:
-        notes += _one_run_notes(step)
+        notes.append(
+            "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
+            "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more: "
+            "compare several runs of each side (A1,A2,A3 B1,B2,B3)."
+        )
         notes += _mean_note(a, b, step)
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"

@@ -32,8 +32,6 @@ RULES: tuple[Finder, ...] = tuple(
 )
 #: A finding that regains a smaller share of a step is not worth a line.
 SMALLEST_SHARE = 0.02
-#: A saving stands out of the noise of the steps where it is so many times larger.
-_CLEARLY = 1.5
 
 
 class Findings(ResultList, frozen=True):
@@ -174,7 +172,7 @@ def _replayed(training: TracedRun, cause: Fault) -> Fault:
     part, saved_ns, off_ns = cause.scenario_part, replay.saved_ns, replay.uncertain_ns
     low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in (saved_ns - off_ns, saved_ns + off_ns))
     # A replay that cannot tell a saving from none is no evidence of one.
-    is_certain = saved_ns > (0.0 if cause.is_counted else _CLEARLY * replay.noise_ns)
+    is_certain = saved_ns > (0.0 if cause.is_counted else replay.noise_ns)
     if cause.is_counted and not is_certain:
         # What is counted is there: the replay that cannot tell what it costs limits it.
         cost_us = min(cause.cost_us, high_us)

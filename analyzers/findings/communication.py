@@ -41,9 +41,6 @@ _SCENARIOS = {Why.HOST: "median-host={}", Why.DEVICE: "median-device={}", Why.WO
 _BY_REPLAY = {Why.HOST: ", whose host is late by the replay", Why.DEVICE: ", whose device is slower by the replay"}
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
-_LEAST_UNEXPLAINED = 0.05
-#: A rank whose device computes for less of a step waits for its own host.
-_BUSY = 0.5
 #: Stages whose times differ by less are equal.
 _LEAST_DIFFERENCE = 0.05
 #: Schedules of which others have a smaller bubble with the same micro-batches; one that was not recognised is none.
@@ -218,7 +215,7 @@ def find_straggler(training: TracedRun, why: Why) -> Fault | None:
 
 
 def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
-    waits, step_us = training.results.stragglers, training.step_us or 0.0
+    waits = training.results.stragglers
     if waits is None or waits.straggler is None:
         return None
     straggler = waits.straggler
@@ -227,14 +224,8 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     blamed = (each for group in waits.groups for each in group.ranks if each.rank == straggler and each.excess)
     own = next(blamed, None)
     why, detail = (own.why, f": {own.reason}" if own.reason else "") if own is not None else (Why.UNKNOWN, "")
-    others = [each for each in training.ranks if each.rank != straggler]
-    exposed_us = min(cost_us, max((each.communication for each in others), default=cost_us))
-    if why is Why.UNKNOWN and exposed_us < _LEAST_UNEXPLAINED * step_us:
-        return None
     if why is Why.LAUNCHES:
-        if min((each.compute for each in others), default=0.0) < _BUSY * step_us:
-            return None  # all hosts launch too slowly, and one of them is always the last
-        why = Why.HOST
+        return None  # where hosts launch too slowly, one of them is always the last
     if why is Why.UNKNOWN:
         why = _by_replay(training, straggler, cost_us)
         detail = _BY_REPLAY.get(why, detail)

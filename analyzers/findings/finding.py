@@ -38,10 +38,9 @@ def fact(text: str, pointer: str = "", keys: str = "") -> Proof:
 class Fault(Struct, frozen=True):
     """What a rule sees in the results of a run; times are microseconds of a step.
 
+    ``evidence`` has the most telling fact first. This fix saves ``scenario_part`` of what the scenario saves.
+
     Attributes:
-        evidence: Facts, the most telling first.
-        scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
-        scenario_part: How much of what the scenario saves this fix saves.
         is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
         is_of_all_steps: Whether it was measured in steps that nobody profiled, whose parts are not known.
         saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.

@@ -24,13 +24,10 @@ FEWEST_ENDS = 3
 
 
 class Offset(Struct, frozen=True):
-    """One clock against another.
+    """One clock against another: its time minus the other's, from some operations.
 
-    Attributes:
-        offset_ns: Its time minus the other's.
-        residual_ns: The median absolute deviation of single operations from what they should be, and how far the offset
-            may be wrong because the same rank always came last.
-        operations: How many operations tell it.
+    ``residual_ns`` is the median absolute deviation of single operations from what they should be, and how far the
+    offset may be wrong because the same rank always came last.
     """
 
     offset_ns: float
@@ -51,12 +48,9 @@ def is_apart(first: str, second: str, offset: Offset) -> bool:
 
 
 def find_offset(difference_ns: Int64, lead_ns: Int64, transfer_ns: Int64) -> Offset:
-    """The offset of two clocks.
+    """The offset of two clocks, by the differences of the ends of their operations, at least one.
 
-    Args:
-        difference_ns: The ends on the one rank minus those on the other, at least one.
-        lead_ns: How much later the one rank came than the other, by the durations, which need no clock.
-        transfer_ns: How long each operation took from the arrival of the last rank on.
+    ``lead_ns`` is how much later the one rank came, by the durations; ``transfer_ns`` is from the last arrival on.
     """
     largest = transfer_ns * _LARGEST_SKEW
     is_last, is_first = lead_ns > largest, lead_ns < -largest

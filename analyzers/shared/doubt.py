@@ -21,25 +21,14 @@ UTILISATION_CAUSES = (
 
 
 class Checked(NamedTuple):
-    """A figure that can be true, or why it is withheld.
-
-    Attributes:
-        value: The figure; absent where it is unknown or withheld.
-        doubt: Why it is withheld, as a sentence; empty where it is not.
-    """
+    """A figure that can be true, or None where it is unknown or withheld, and why it is withheld, as a sentence."""
 
     value: float | None
     doubt: str = ""
 
 
 def check_share(share: float | None, what: str, causes: str, tolerance: float = _ROUNDING) -> Checked:
-    """Withhold a share that is below 0 or above 1.
-
-    Args:
-        share: The share; None where it is unknown.
-        what: What it is the share of what, as a noun with its article.
-        causes: What may be wrong, as a phrase.
-        tolerance: How far above 1, or below 0, the measurement's own inexactness can bring it.
+    """Withhold a share that is below 0 or above 1 by more than the measurement's own inexactness.
 
     >>> check_share(2.93, "the MFU", "another precision").doubt
     'Withheld: the MFU would be 293.0 %, which cannot be. What may be wrong: another precision.'

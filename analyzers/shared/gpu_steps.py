@@ -32,13 +32,7 @@ THROTTLING_CAUSES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsedGpu:
-    """A GPU that ranks trained on.
-
-    Attributes:
-        samples: Its samples.
-        ranks: The ranks, in order.
-        steps: The steps of the first of them.
-    """
+    """A GPU that ranks trained on, with the steps of the first of them."""
 
     samples: GpuSamples
     ranks: tuple[int, ...]

@@ -63,12 +63,7 @@ class HostActivity:
         return self._trace.in_operators is not None and len(self._trace.in_operators) > 0
 
     def split(self, start: Int64, end: Int64, thread: Int64) -> Int64:
-        """Split intervals by what a thread did.
-
-        Args:
-            start: Where the intervals begin, in nanoseconds.
-            end: Where they end.
-            thread: The thread of each.
+        """Split intervals by what a thread did in each.
 
         Returns:
             Nanoseconds: one row for each of HOST_CAUSES, one column an interval; each column adds up to its interval.

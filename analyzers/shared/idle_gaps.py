@@ -34,10 +34,8 @@ _LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
 class DeviceGaps(Struct, frozen=True, eq=False):
     """The idle time of some device events.
 
-    Attributes:
-        gaps: When none of them runs, from the first start to the last end.
-        following: For each gap the row of the device event that ended it.
-        parts: Nanoseconds: one row for each of CAUSES, one column a gap.
+    ``following`` is the row of the device event that ended each gap. ``parts`` are nanoseconds: one row for each of
+    CAUSES, one column a gap.
     """
 
     gaps: Intervals
@@ -67,15 +65,9 @@ def gaps_of_device(trace: Trace, device: int) -> DeviceGaps:
 
 
 def gaps_of_steps(trace: Trace, device: int, steps: Sequence[Int64]) -> Int64:
-    """Idle time within steps by cause: of the gaps between the events of each step.
+    """Idle time within steps by cause, in nanoseconds: one row for each of CAUSES, one column a step.
 
-    Args:
-        trace: The trace.
-        device: The device.
-        steps: For each step the rows of its device events, in the order of start.
-
-    Returns:
-        Nanoseconds: one row for each of CAUSES, one column a step.
+    ``steps`` are for each step the rows of its device events, in the order of start.
     """
     idle, events = gaps_of_device(trace, device), trace.device
     rows = np.flatnonzero(events.device == device)

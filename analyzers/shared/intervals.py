@@ -31,12 +31,7 @@ class TimeSpans(Protocol):
 
 
 class Intervals(Struct, frozen=True, eq=False):
-    """A set of moments.
-
-    Attributes:
-        start: Where each interval begins, ascending.
-        end: Where it ends; greater than its start and smaller than the next one's.
-    """
+    """A set of moments: disjoint intervals, ascending, none of which touches the next."""
 
     start: Int64 = field(default_factory=_no_moments)
     end: Int64 = field(default_factory=_no_moments)

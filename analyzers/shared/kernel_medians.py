@@ -25,15 +25,9 @@ _OF_PARAMETERS = re.compile(r"(?i)multi_tensor_apply|adam|lamb|_sgd|optimizer")
 class KernelMedians(Struct, frozen=True, eq=False, array_like=True):
     """The compute kernels of one device in its marked steps; a kernel is a name and a grid.
 
-    Attributes:
-        steps: The numbers of the marked steps; ABSENT alone where none is marked, for the whole window.
-        keys: A number for each kernel, which is the same on all ranks, ascending.
-        names: A number for the name of each.
-        of_parameters: Whether each one's work does not depend on the inputs.
-        is_alone: Whether it never ran while the device communicated.
-        calls: How often it ran.
-        median_ns: The median of its durations.
-        other_ns: The time of all other compute kernels.
+    ``steps`` is ABSENT alone where none is marked, for the whole window. ``keys`` and ``names`` are numbers that are
+    the same on all ranks. ``of_parameters``: its work does not depend on the inputs. ``is_alone``: it never ran while
+    the device communicated. ``other_ns`` is the time of all other compute kernels.
     """
 
     steps: tuple[int, ...]
@@ -47,14 +41,7 @@ class KernelMedians(Struct, frozen=True, eq=False, array_like=True):
 
 
 def measure_kernels(trace: Trace, rows: Bool, numbers: Int64, communication: Intervals) -> KernelMedians | None:
-    """The compute kernels of a device; None where there are none.
-
-    Args:
-        trace: The trace.
-        rows: Which device events are the device's.
-        numbers: For each device event the number of its marked step, or ABSENT.
-        communication: When the device communicates.
-    """
+    """The compute kernels of the device whose events are ``rows``; None where there are none."""
     events = trace.device
     chosen = rows & (events.work == Work.COMPUTE)
     if (chosen & (numbers != ABSENT)).any():

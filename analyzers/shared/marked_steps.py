@@ -58,12 +58,7 @@ class Outside(Figures, frozen=True, array_like=True):
 
 
 def measure_outside(trace: Trace, rows: Bool) -> Outside | None:
-    """What ran on a device besides its marked steps; None where no event was launched in one.
-
-    Args:
-        trace: The trace.
-        rows: Which device events are the device's.
-    """
+    """What ran besides marked steps on the device whose events are ``rows``; None where none was launched in one."""
     events, is_marked = trace.device, rows & (trace.step != ABSENT)
     if not is_marked.any():
         return None

@@ -14,9 +14,7 @@ from perfscope.tables.trace import ABSENT, distinct
 class Nesting:
     """Some spans, by thread and start; of those that begin together the one that ends last is around the others.
 
-    Attributes:
-        order: The rows of the spans in the order of threads and starts, the outer ones first.
-        parent: For each span, in the order in which they were given, the innermost one around its start, or ABSENT.
+    ``order`` has the outer spans first. ``parent`` is the innermost span around a span's start, or ABSENT.
     """
 
     def __init__(self, start_ns: Int64, end_ns: Int64, thread: Int64) -> None:

@@ -142,12 +142,7 @@ class Parts(Figures, frozen=True, array_like=True):
 
 
 class DeviceStep(Figures, frozen=True, array_like=True):
-    """Where one step went.
-
-    Attributes:
-        parts: Its time on the device.
-        host: How long the host was in it, in nanoseconds.
-    """
+    """Where one step went."""
 
     INLINE = ("parts",)
     name: Annotated[str, Doc("The step.")]

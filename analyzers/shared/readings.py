@@ -15,12 +15,7 @@ _LONGEST_GAP_NS = 2_500_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readings:
-    """What was read of a value, in order of time.
-
-    Attributes:
-        t_ns: When it was read.
-        value: What was read.
-    """
+    """What was read of a value, in order of time."""
 
     t_ns: Int64
     value: Int64

@@ -56,12 +56,7 @@ def maximum(column: MaskedInt64) -> int | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueCounts:
-    """Distinct values, ascending, with the number of times that each occurs.
-
-    Attributes:
-        value: Distinct values.
-        count: How often each occurs.
-    """
+    """Distinct values, ascending, with the number of times that each occurs."""
 
     value: Float64
     count: Int64

@@ -20,11 +20,9 @@ PARTS = ("compute", "copy", "data_loading", "synchronisation", "host", "not_show
 
 
 class StepProfile(Struct, frozen=True, eq=False, array_like=True):
-    """The marked steps of one device.
+    """The marked steps of one device; ABSENT alone where none is marked, for the whole window.
 
-    Attributes:
-        steps: Their numbers; ABSENT alone where none is marked, for the whole window.
-        parts: Nanoseconds: one row for each of PARTS, one column a step; a column adds up to the step's window.
+    ``parts`` are nanoseconds: one row for each of PARTS, one column a step, which adds up to the step's window.
     """
 
     steps: tuple[int, ...]

@@ -54,13 +54,8 @@ def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
 class UndisturbedSteps:
     """The steps whose time is the training's own, by which step time, throughput, MFU and energy are computed.
 
-    Attributes:
-        tables: The last process of each rank that completed a step.
-        numbers: The undisturbed steps, ascending; none where they are too few for any figure.
-        job_ns: The job's time of each of them: a week has a million.
-        steady: The steady-state steps, ascending: those after the first window included, even if it slowed them.
-        effect: The steps before the first window and after it; None without a window.
-        ahead: How many steps are left out because hosts only ran ahead of their devices in them.
+    ``numbers`` is empty where they are too few for any figure. ``steady`` are the steady-state steps, also those that a
+    window slowed. In ``ahead`` steps that are left out hosts only ran ahead of their devices.
     """
 
     tables: tuple[Steps, ...]

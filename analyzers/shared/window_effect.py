@@ -65,14 +65,7 @@ class WindowEffect(Figures, frozen=True):
 
 
 def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) -> WindowEffect:
-    """Compare the steady-state steps before a window with those behind it.
-
-    Args:
-        step: Their numbers, ascending.
-        wall_ns: The time of each.
-        kind: What each did, as a number: only steps of the same kind are compared.
-        window_step: The first step that the window affected.
-    """
+    """Compare the steady-state steps before a window with those behind it; only steps of the same kind are compared."""
     is_before = step < window_step
     before, after = wall_ns[is_before], wall_ns[~is_before]
     sides = int(is_before.sum()), int((~is_before).sum())

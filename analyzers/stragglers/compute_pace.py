@@ -13,8 +13,7 @@ then say nothing, either. Only kernels of the optimizer are compared, because th
 alone. A rank's work is the time of all of its kernels at the pace of the fastest rank.
 
 A kernel that runs during a collective's wait takes up to twice its time, which says nothing about the device. Some
-kernels never run during communication. Only these are compared if they make up a tenth of the common kernels' time on
-every rank.
+kernels never run during communication. Only these are compared where there are any.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Float64
 from perfscope.tables.trace import ABSENT
 
-#: Kernels say something of a rank from this share of its kernels' time on.
-_ENOUGH = 0.1
+#: Kernels with other grids than on another rank take at least this share of its time where the inputs differ in size.
+_RESIZED = 0.1
 
 
 class Pace(Struct, frozen=True):
@@ -90,7 +89,7 @@ def compare(kernels: Mapping[int, KernelMedians]) -> PaceComparison | None:
     if is_resized:
         chosen &= ranks[0].of_parameters[columns[0]]
     alone = chosen & np.all([own.is_alone[column] for own, column in zip(ranks, columns, strict=True)], axis=0)
-    is_alone = bool(((time * alone).sum(axis=1) >= _ENOUGH * (time * chosen).sum(axis=1)).all() and alone.any())
+    is_alone = bool(alone.any())
     chosen = alone if is_alone else chosen
     times = (time * chosen).sum(axis=1)
     paces = times.min() / times if times.all() else None
@@ -130,7 +129,7 @@ def _differ_in_size(ranks: Sequence[KernelMedians]) -> bool:
     resized = [name for name in common if any(own[name] != first[name] for own in others)]
     time = [own.calls * own.median_ns for own in ranks]
     return all(
-        own_time[np.isin(own.names, resized)].sum() >= _ENOUGH * own_time.sum()
+        own_time[np.isin(own.names, resized)].sum() >= _RESIZED * own_time.sum()
         for own, own_time in zip(ranks, time, strict=True)
     )
 

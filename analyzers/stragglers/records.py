@@ -12,11 +12,12 @@ from perfscope.analyzers.shared.parts import HostPart
 from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, find_slow_devices
 from perfscope.analyzers.stragglers.lateness import (
+    ComparedSteps,
     Lateness,
     find_lateness,
     measure_excesses,
+    split_steps,
 )
-from perfscope.analyzers.stragglers.parts import ComparedSteps, split_steps
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import MOST_ROWS, Cell, Section

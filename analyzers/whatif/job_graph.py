@@ -162,12 +162,7 @@ def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
 
 
 def match_unnamed_transfers(ranks: Sequence[RankGraph], offset_ns: Int64) -> list[JointOperation]:
-    """The transfers between ranks of one machine, of kernels that belong to no group: those that end together.
-
-    Args:
-        ranks: The graphs, by rank.
-        offset_ns: For each what is added to its times to get those of the first one's clock.
-    """
+    """The transfers between ranks of one machine, of kernels that belong to no group: those that end together."""
     if len({graph.host for graph in ranks}) != 1:
         return []
     rows = [_unnamed_transfers(graph) for graph in ranks]

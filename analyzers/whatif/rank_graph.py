@@ -24,7 +24,6 @@ from msgspec import Struct
 from perfscope.analyzers.collectives.calls import GroupCalls, calls_by_group, rows_by_group
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
-from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, distinct, span_at
 
@@ -41,11 +40,8 @@ _KERNEL_LAUNCHES = frozenset(
 #: An event that begins this much before another one's end may still have waited for it: the clock of the device is read
 #: at slightly different moments.
 _CLOCK_TOLERANCE_NS = 500
-#: A launch that takes longer, with 900 others ahead of the device, waited for a place in the queue.
-_SHORTEST_QUEUE_WAIT_NS = 30 * NS_PER_US
+#: A launch with so many others ahead of the device waits for a place in the queue.
 _FEWEST_IN_FULL_QUEUE = 900
-#: A call that waited returns within this time of the end of what it waited for.
-_LONGEST_RETURN_NS = 200 * NS_PER_US
 
 
 class RankGraph(Struct, frozen=True, eq=False):
@@ -248,13 +244,10 @@ def _find_host_waits(trace: Trace, calls: Int64, is_wait: Bool, is_sync: Bool, l
     launch = last.launch[events]
     is_copy = _is_named(trace, _COPIES)[calls[launch]] & (last.end_ns[events] <= end_ns[launch])
     pairs.append((launch[is_copy], events[is_copy]))
-    is_slow = end_ns - trace.calls.start_ns[calls] >= _SHORTEST_QUEUE_WAIT_NS
-    slow = np.flatnonzero(is_slow & ~is_wait & ~is_sync)
+    slow = np.flatnonzero(~is_wait & ~is_sync)
     ended = events[np.argsort(last.end_ns[events], kind="stable")]
     done = np.searchsorted(last.end_ns[ended], end_ns[slow], side="right")
     ahead = np.searchsorted(np.sort(launch), slow, side="right") - done
     is_full = (ahead >= _FEWEST_IN_FULL_QUEUE) & (done > 0)
-    slow, freed = slow[is_full], ended[done[is_full] - 1]
-    returns = end_ns[slow] - last.end_ns[freed] <= _LONGEST_RETURN_NS
-    pairs.append((slow[returns], freed[returns]))
+    pairs.append((slow[is_full], ended[done[is_full] - 1]))
     return last.in_order(np.concatenate([call for call, _ in pairs]), np.concatenate([event for _, event in pairs]))

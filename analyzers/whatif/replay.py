@@ -31,10 +31,10 @@ from perfscope.tables.trace import ABSENT, distinct
 #: Time between an event and the last thing that it waited for that is taken as its own: the device needs a few
 #: microseconds to begin. What is longer has a cause that the trace does not show, and is left out.
 _LONGEST_LAG_NS = 8 * NS_PER_US
-_DEFAULT_LATENCY_NS = 5 * NS_PER_US
+#: A launch, and a call that waits, where the trace does not tell how long they take themselves.
+_USUAL_CALL_NS = 5 * NS_PER_US
 _LONGEST_LATENCY_NS = 20 * NS_PER_US
 _LATENCY_QUANTILE = 0.05
-_SHORTEST_WAIT_CALL_NS = 5 * NS_PER_US
 
 
 class RankTimes(Struct, frozen=True, eq=False):
@@ -118,7 +118,7 @@ def _rank_times(graph: RankGraph) -> RankTimes:
         event_ns=graph.duration_ns,
         lag_ns=_lags(graph, latency_ns),
         gap_ns=gap_ns,
-        call_ns=np.where(has_waited, np.minimum(call_ns, _SHORTEST_WAIT_CALL_NS), call_ns),
+        call_ns=np.where(has_waited, np.minimum(call_ns, _USUAL_CALL_NS), call_ns),
         return_ns=return_ns,
         latency_ns=latency_ns,
     )
@@ -129,7 +129,7 @@ def _latency(graph: RankGraph) -> int:
     latency_ns = graph.start_ns[launched] - graph.call_start_ns[graph.launch[launched]]
     short_ns = latency_ns[(latency_ns > 0) & (latency_ns < _LONGEST_LATENCY_NS)]
     if not len(short_ns):
-        return _DEFAULT_LATENCY_NS
+        return _USUAL_CALL_NS
     rank = int(_LATENCY_QUANTILE * (len(short_ns) - 1))
     return int(np.partition(short_ns, rank)[rank])  # np.quantile would first import the masked arrays
 

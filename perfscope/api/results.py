@@ -14,7 +14,7 @@ from perfscope.analyzers.collectives import Collectives
 from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.findings import Findings
-from perfscope.analyzers.goodput.result import Goodput
+from perfscope.analyzers.goodput import Goodput
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle

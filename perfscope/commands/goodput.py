@@ -6,11 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from perfscope.analyzers.goodput import account
-from perfscope.analyzers.goodput.from_log import find_logged_lives
-from perfscope.analyzers.goodput.from_run import find_lives
-from perfscope.analyzers.goodput.lives import Life
-from perfscope.analyzers.goodput.result import Goodput
+from perfscope.analyzers.goodput import Goodput, Life, account, find_lives, find_logged_lives
 from perfscope.engine.places import FilePlaces, at_hand
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import find_logs, read_moments

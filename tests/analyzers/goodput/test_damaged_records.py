@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.goodput import account
-from perfscope.analyzers.goodput.from_run import find_lives
+from perfscope.analyzers.goodput import account, find_lives
 from perfscope.errors import PerfscopeError
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT

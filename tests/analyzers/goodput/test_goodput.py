@@ -10,11 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.goodput import account
-from perfscope.analyzers.goodput.from_log import find_logged_lives
-from perfscope.analyzers.goodput.from_run import find_lives
-from perfscope.analyzers.goodput.lives import Life
-from perfscope.analyzers.goodput.result import Goodput
+from perfscope.analyzers.goodput import Goodput, Life, account, find_lives, find_logged_lives
 from perfscope.analyzers.shared.parts import Spent
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError

@@ -13,8 +13,7 @@ import pytest
 from benchmarks import kept_run
 from benchmarks.stragglers import FIXTURES, judge_fixtures
 from perfscope.analyzers.shared.parts import HostPart
-from perfscope.analyzers.stragglers.lateness import LateCause, over_others
-from perfscope.analyzers.stragglers.parts import split_steps
+from perfscope.analyzers.stragglers.lateness import LateCause, over_others, split_steps
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.errors import MissingInput
