@@ -55,6 +55,7 @@ def role_of(description: str, operation: str, ranks: Sequence[int], lines: Mappi
 
     ``operation`` is ``""`` for all of them together. ``lines`` are by axis the ranks that one rank shares it with.
 
+    >>> lines = {"dp": (0, 2), "tp": (0, 1)}
     >>> role_of("undefined", "allreduce", (0, 2), lines), role_of("default_pg", "allreduce", (0, 1, 2, 3), lines)
     ('DP', '')
 
