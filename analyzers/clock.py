@@ -7,9 +7,8 @@ the residual. Ranks that share no group with the reference are reached through o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -197,17 +196,14 @@ def _link(
 
 
 def _reach(first: int, links: _Links) -> dict[int, _Link]:
-    """The best chain of links from the first rank to each: always extend the one with the smallest residual so far."""
-    chains, done = {first: _ONE_CLOCK}, set[int]()
-    waiting = [(0.0, first)]
+    """The chain of links from the first rank to each that has the smallest residual."""
+    chains = {first: _ONE_CLOCK}
+    waiting = deque((first,))
     while waiting:
-        _, own = heappop(waiting)
-        if own in done:
-            continue
-        done.add(own)
+        own = waiting.popleft()
         for neighbour, link in links[own].items():
             chain = link if own == first else chains[own].then(link)
-            if neighbour not in done and (neighbour not in chains or chain.residual < chains[neighbour].residual):
+            if neighbour not in chains or chain.residual < chains[neighbour].residual:
                 chains[neighbour] = chain
-                heappush(waiting, (chain.residual, neighbour))
+                waiting.append(neighbour)
     return chains

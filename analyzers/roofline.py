@@ -222,17 +222,13 @@ def _against(work: OperatorWork, ceilings: Ceilings) -> Bound:
     attained = Bound(
         work.flops / TERA / seconds if work.flops else None, None if work.bytes is None else work.bytes / TERA / seconds
     )
-    needs: list[tuple[float, str]] = []
     peak, memory = ceilings.tflops(work.dtype), ceilings.tb_s()
-    if not work.flops or peak:
-        if work.flops and peak:
-            needs.append((work.flops / (peak * TERA), COMPUTE))
-        if work.bytes and memory:
-            needs.append((work.bytes / (memory * TERA), MEMORY))
-    if not needs or work.flops is None:
+    of_compute = work.flops / (peak * TERA) if work.flops and peak else 0.0
+    of_memory = work.bytes / (memory * TERA) if work.bytes and memory else 0.0
+    if work.flops is None or (work.flops and not peak) or not (of_compute or of_memory):
         return attained
-    attainable, bound = max(needs)
-    share = attainable / seconds
+    bound = COMPUTE if of_compute > of_memory else MEMORY
+    share = max(of_compute, of_memory) / seconds
     if share > 1 + TOLERANCE:
         doubt = _ABOVE_PEAK if bound == COMPUTE else _ABOVE_MEMORY
         return attained._replace(bound=bound, doubt=doubt)

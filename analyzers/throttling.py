@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.shared.doubt import TOLERANCE, check_share
 from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.rank_labels import rank_cell
-from perfscope.analyzers.shared.readings import read_column
+from perfscope.analyzers.shared.readings import LONGEST_GAP_NS, read_column
 from perfscope.analyzers.shared.statistics import mean, median
 from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
 from perfscope.constants import NS_PER_S
@@ -27,9 +27,6 @@ from perfscope.tables.columns import Bool, Int64, MaskedFloat64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
 from perfscope.units import format_ranges
-
-#: A sample is valid for the steps after it for this long.
-_VALIDITY_NS = 2_500_000_000
 
 
 class ThrottlingCause(Figures, frozen=True):
@@ -147,7 +144,7 @@ def _bits_of_steps(samples: GpuSamples, starts_ns: Int64, ends_ns: Int64) -> tup
     first = np.maximum(np.searchsorted(causes.t_ns, starts_ns, "right") - 1, 0)
     end = np.searchsorted(causes.t_ns, ends_ns, "right")
     # The sample before a step counts, unless it is too old.
-    first[first < end] += causes.t_ns[first[first < end]] < starts_ns[first < end] - _VALIDITY_NS
+    first[first < end] += causes.t_ns[first[first < end]] < starts_ns[first < end] - LONGEST_GAP_NS
     covered, bits = first < end, np.zeros(len(first), np.int64)
     edges = np.stack([first[covered], end[covered]], axis=1).reshape(-1)
     if len(edges):  # of each pair of edges, what lies between them

@@ -10,7 +10,8 @@ from perfscope.constants import KILO, NS_PER_S
 from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, present
 
 _MJ_PER_MW_NS = 1 / NS_PER_S
-_LONGEST_GAP_NS = 2_500_000_000
+#: A reading is valid for this long.
+LONGEST_GAP_NS = 2_500_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ class PowerCurve:
         means_mw = (power_mw.value[1:] + power_mw.value[:-1]) / 2
         self._energy_mj = np.concatenate([[0.0], np.cumsum(means_mw * spans_ns * _MJ_PER_MW_NS)])
         # Samples that are regularly further apart are no gap; a silence among dense samples is one.
-        longest_ns = max(_LONGEST_GAP_NS, 3 * float(np.median(spans_ns))) if len(spans_ns) else 0
+        longest_ns = max(LONGEST_GAP_NS, 3 * float(np.median(spans_ns))) if len(spans_ns) else 0
         self._gaps = np.concatenate([[0], np.cumsum(spans_ns > longest_ns)])
 
     def covers(self, starts_ns: Int64, ends_ns: Int64) -> Bool:

@@ -32,8 +32,10 @@ from perfscope.units import format_bytes, format_count, format_parameters, parse
 
 _SCHEMA = "perfscope/checkpoint/1"
 _FACTS = ("weights_only", "ema_copy")  # findings that are no problems
-_MODEL_PANEL = "Model and training"
-_PLAN_PANEL = "Planned size (without DIR)"
+
+
+def _option(text: str, default: str, panel: str = "Model and training") -> object:
+    return typer.Option(help=text, rich_help_panel=panel, show_default=default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +43,11 @@ class CheckpointOptions:
     """The model, and how it is trained."""
 
     size: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of parameters: 181B. Without DIR, plans a checkpoint.",
-            rich_help_panel=_MODEL_PANEL,
-            show_default="from the checkpoint",
-        ),
+        str | None, _option("Number of parameters: 181B. Without DIR, plans a checkpoint.", "from the checkpoint")
     ] = None
-    optimizer: Annotated[
-        SavedOptimizer | None, typer.Option(help="Optimizer.", rich_help_panel=_MODEL_PANEL, show_default="adam")
-    ] = None
-    precision: Annotated[
-        SavedPrecision | None,
-        typer.Option(help="Training precision.", rich_help_panel=_MODEL_PANEL, show_default="mixed"),
-    ] = None
-    zero: Annotated[
-        int | None,
-        typer.Option(
-            help="ZeRO stage, 0 to 3; stage 3 saves no 2-byte weights.", rich_help_panel=_MODEL_PANEL, show_default="1"
-        ),
-    ] = None
+    optimizer: Annotated[SavedOptimizer | None, _option("Optimizer.", "adam")] = None
+    precision: Annotated[SavedPrecision | None, _option("Training precision.", "mixed")] = None
+    zero: Annotated[int | None, _option("ZeRO stage, 0 to 3; stage 3 saves no 2-byte weights.", "1")] = None
 
     def per_parameter(self) -> BytesPerParameter | None:
         """The bytes per parameter that the options imply; None if none of them is set."""
@@ -85,17 +72,10 @@ def _read_saves(source: str | None) -> Saves | None:
 def checkpoint(
     model: CheckpointOptions,
     directory: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DIR]",
-            help="A checkpoint, or a folder of several.",
-        ),
+        Path | None, typer.Argument(metavar="[DIR]", help="A checkpoint, or a folder of several.")
     ] = None,
     gpus: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of GPUs; each writes one file per part.", rich_help_panel=_PLAN_PANEL, show_default="1"
-        ),
+        int | None, _option("Number of GPUs; each writes one file per part.", "1", "Planned size (without DIR)")
     ] = None,
     save_time: Annotated[
         str | None,

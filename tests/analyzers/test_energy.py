@@ -13,6 +13,7 @@ import pytest
 from perfscope import wire
 from perfscope.analyzers import energy, gpus, throttling
 from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES
+from perfscope.analyzers.shared.readings import LONGEST_GAP_NS
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import Run
@@ -164,7 +165,7 @@ def test_the_causes_of_each_step_are_those_of_its_samples_and_of_the_one_before(
     for step in range(1, STEPS + 1):
         inside = [t for t in times if (step - 1) * S < t <= step * S]
         before = max((t for t in times if t <= (step - 1) * S), default=None)
-        inside += [before] if before is not None and before >= (step - 1) * S - throttling._VALIDITY_NS else []
+        inside += [before] if before is not None and before >= (step - 1) * S - LONGEST_GAP_NS else []
         if any((read[2 * t // S] or 0) & sum(THROTTLING_CAUSES) for t in inside):
             expected.append(step)
     assert list(gpu.steps) == expected

@@ -96,10 +96,7 @@ def read_metadata(path: Path) -> DcpMetadata:
     stored = root.state.get("storage_data")
     if not isinstance(described, dict):
         raise FileDamage("lists no tensors", replayed.names)
-    impossible = _find_impossible(described)
-    if impossible is not None:
-        raise FileDamage(f"states a shape of {impossible} that no tensor can have", replayed.names)
-    metadata = DcpMetadata({tensor.name: tensor for tensor in _tensors(described)}, replayed.names)
+    metadata = DcpMetadata({tensor.name: tensor for tensor in _tensors(described, replayed.names)}, replayed.names)
     _place_pieces(metadata, list(_pieces(stored)))
     return metadata
 
@@ -107,21 +104,14 @@ def read_metadata(path: Path) -> DcpMetadata:
 _NOT_METADATA = "is not the metadata of a distributed checkpoint"
 
 
-def _find_impossible(described: dict[object, object]) -> str | None:
-    """The name of a tensor with a negative size, or more elements than fit into any memory."""
-    for name, entry in described.items():
-        stated = entry.state.get("size") if isinstance(entry, Call) and isinstance(entry.state, dict) else None
-        size = parse_shape(stated)
-        if stated is not None and (size is None or prod(size) > LARGEST_SIZE):
-            return str(name)[:LONGEST_NAME]
-    return None
-
-
-def _tensors(described: dict[object, object]) -> Iterator[DcpTensor]:
+def _tensors(described: dict[object, object], names: frozenset[str]) -> Iterator[DcpTensor]:
     for name, entry in described.items():
         if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.state, dict):
             continue
-        size = parse_shape(entry.state.get("size"))
+        stated = entry.state.get("size")
+        size = parse_shape(stated)
+        if stated is not None and (size is None or prod(size) > LARGEST_SIZE):
+            raise FileDamage(f"states a shape of {name[:LONGEST_NAME]} that no tensor can have", names)
         dtype = _dtype(entry.state.get("properties"))
         if size is not None and dtype is not None:
             chunks = dict(_chunks(entry.state.get("chunks")))

@@ -16,7 +16,6 @@ from math import prod
 from pathlib import Path
 from typing import IO
 
-from perfscope.constants import MIB
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import (
@@ -33,9 +32,6 @@ from perfscope.sources.pickles import (
     walk,
 )
 
-#: Room for 200,000 tensors; reading an entry takes microseconds.
-LARGEST_DIRECTORY = 16 * MIB
-_SMALLEST_ZIP = 22
 # The exceptions of zipfile for changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -141,13 +137,13 @@ def check_end(path: Path) -> None:
     with open_regular(path) as file:
         start = file.read(4096)
         if start.startswith(b"PK"):
-            _refuse_large_directory(file)
+            _require_end(file)
         elif not start.strip(b"\0"):
             raise FileDamage("begins with zeros only: it was not written whole")
 
 
 def _read_zip(file: IO[bytes]) -> TorchFile:
-    _refuse_large_directory(file)
+    _require_end(file)
     try:
         with zipfile.ZipFile(file) as archive:
             members = {entry.filename: entry for entry in archive.infolist()}
@@ -169,22 +165,9 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
     return file_content
 
 
-def _refuse_large_directory(file: IO[bytes]) -> None:
-    """Check the stated size of the zip directory, because zipfile reads all of it into memory."""
-    size = file.seek(0, os.SEEK_END)
-    tail_size = min(size, 65536 + _SMALLEST_ZIP)
-    file.seek(size - tail_size)
-    tail = file.read(tail_size)
-    end = tail.rfind(b"PK\x05\x06")
-    if end < 0 or len(tail) - end < _SMALLEST_ZIP:
+def _require_end(file: IO[bytes]) -> None:
+    if not zipfile.is_zipfile(file):
         raise FileDamage("has no end of its zip directory: it is cut off, or was still being written")
-    directory = struct.unpack_from("<L", tail, end + 12)[0]
-    record = tail.rfind(b"PK\x06\x06", 0, end)
-    if directory == 2**32 - 1 and record >= 0 and len(tail) >= record + 48:
-        directory = struct.unpack_from("<Q", tail, record + 40)[0]
-    if directory > LARGEST_DIRECTORY:
-        raise FileDamage(f"has a zip directory of {directory:,} bytes; it is not read")
-    file.seek(0)
 
 
 def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) -> None:
