@@ -137,15 +137,3 @@ def test_a_light_window_is_judged_by_itself(tmp_path: Path) -> None:
     assert [window.name for window in found.windows] == ["6-7 (operators)", "13 (light)"]
     assert found.largest_distortion("operators") == pytest.approx(0.145 / 0.104 - 1)
     assert found.largest_distortion("light") is None  # 8 % are representative
-
-
-def test_a_single_step_has_no_percent(tmp_path: Path) -> None:
-    steps = {number: values for number, values in STEPS.items() if number not in (2, 3, 4, 8, 9, 10)}
-    found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], steps)))
-    assert found.windows[0].slower is None
-    assert found.windows[0].distorted is None
-    effect = WindowEffect(Effect.UNTESTED, 1, 30, 0.1, 0.104, reason="1 step before the window")
-    assert effect.change is None
-    (section,) = Cost(0.1, 0.104, 0.1, None, (), effect=effect).sections()
-    change = "100.00 ms before the first window (1 step), 104.00 ms after it (30 steps): too few to compare."
-    assert any(change in note for note in section.notes)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.saves import SaveTimes, analyze, summarize_saves
-from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.saves import Saves, SaveTiming
 
@@ -151,34 +150,3 @@ def test_a_tokenizer_alone_is_no_checkpoint(tmp_path: Path) -> None:
     result = times(tmp_path, {0: [alone, record(2, 3, "out/model.pt")]})
     assert [save.path for save in result.saves] == ["out/model.pt"]
     assert "1 save of configurations or tokenizers alone are not listed." in result.notes
-
-
-def test_a_rank_that_runs_ahead_and_waits_in_the_step_after_is_not_steady_there_and_its_wait_is_no_step(
-    tmp_path: Path,
-) -> None:
-    """On GPUs the host of a rank that did not save returns from its step, and waits in the next one."""
-    inside: dict[str, Any] = {"source": "transformers"}
-    saving = record(2, 5, "out", **inside, files=[["out/model.safetensors", 50]])
-    waiting = record(2, 2.1, "out", **inside, files=[["out/rng_state_1.pth", 1]])
-    folder = write_run(tmp_path, {0: [saving], 1: [waiting]})
-    # Rank 0: step 3 from 2 s to 6 s, with the save. Rank 1: step 3 to 2.2 s; step 4 until 6.1 s.
-    ends_s = {0: [1, 2, 6, *range(7, 14)], 1: [1, 2, 2.2, 6.1, *range(7, 13)]}
-    for rank, save_s in ((0, 3), (1, 0.1)):
-        begins_s = [0, *ends_s[rank][:-1]]
-        steps: list[dict[str, Any]] = [
-            {
-                "step": number,
-                "end_ns": int(end_s * SECOND),
-                "source": "optimizer",
-                "wall_ns": int((end_s - begin_s - (save_s if number == 3 else 0)) * SECOND),
-                **({"save_ns": int(save_s * SECOND)} if number == 3 else {}),
-            }
-            for number, (begin_s, end_s) in enumerate(zip(begins_s, ends_s[rank], strict=True), 1)
-        ]
-        file = folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
-        file.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    run = read_run(folder)
-    assert [table.step[table.stalled_elsewhere].tolist() for table in run.steps] == [[], [3, 4]]
-    times_of_steps = analyze_steps(run)
-    assert times_of_steps.p95_s == pytest.approx(1.0, abs=0.01)
-    assert any("Checkpoint saves stalled training in 1 step" in note for note in times_of_steps.notes)

@@ -26,15 +26,3 @@ def test_nothing_is_left_out(pieces: list[tuple[int, int]], most: int) -> None:
     assert joined.start_ns[0] == states.start_ns[0]
     assert joined.end_ns[-1] == states.end_ns[-1]
     assert (joined.start_ns[1:] == joined.end_ns[:-1]).all()
-
-
-@given(lists, st.integers(1, 40))
-def test_a_long_state_keeps_its_place(pieces: list[tuple[int, int]], most: int) -> None:
-    states = states_of([length for length, _ in pieces], [kind for _, kind in pieces])
-    simplified = simplify(states, most)
-    joined = simplified.states
-    for start, end, kind in zip(states.start_ns, states.end_ns, states.state, strict=True):
-        if end - start >= simplified.shortest_ns:
-            row = int(np.searchsorted(joined.start_ns, start, side="right")) - 1
-            assert joined.state[row] == kind
-            assert joined.end_ns[row] >= end

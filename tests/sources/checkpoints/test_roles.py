@@ -69,20 +69,6 @@ def test_buffers_that_deepspeed_names_are_no_parameters(tmp_path: Path) -> None:
     assert sizes_of(tmp_path).parameters == 10
 
 
-def test_a_distributed_checkpoint_counts_no_steps(tmp_path: Path, trained: tuple[Any, Any, int]) -> None:
-    from torch.distributed import checkpoint
-
-    model, optimizer, parameters = trained
-    state = {
-        "model": model.state_dict(),
-        "opt": {"state": {f"p{n}": s for n, s in optimizer.state_dict()["state"].items()}},
-    }
-    checkpoint.save(state, checkpoint_id=tmp_path / "step-5", no_dist=True)
-    sizes = sizes_of(tmp_path / "step-5")
-    assert sizes.parameters == parameters
-    assert parts(sizes)["optimizer"] >= 8 * parameters
-
-
 def test_quantised_weights_are_parameters_and_their_scales_are_not(tmp_path: Path) -> None:
     """The names and types that torchao's Int8Tensor has in a file of torch.save and in safetensors."""
     torch = pytest.importorskip("torch")

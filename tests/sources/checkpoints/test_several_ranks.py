@@ -66,17 +66,6 @@ class TestWhatIsMissing:
         assert answer.code == 4
         assert "__2_0.distcp is missing: .metadata lists it" in answer.err
 
-    def test_each_folder_of_a_trainer_has_its_own_metadata(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        shutil.copytree(FIXTURES / "trainer_fsdp2", tmp_path / "c")
-        assert not run(capsys, "checkpoint", tmp_path / "c").err
-        (tmp_path / "c/checkpoint-2/optimizer_0/.metadata").unlink()
-        answer = run(capsys, "checkpoint", tmp_path / "c")
-        assert answer.code == 4
-        assert "optimizer_0/.metadata is missing" in answer.err
-        assert "pytorch_model_fsdp_0/.metadata is missing" not in answer.err
-
     def test_the_file_of_a_rank(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         shutil.copytree(FIXTURES / "verl_fsdp2", tmp_path / "c")
         (tmp_path / "c/optim_world_size_4_rank_3.pt").unlink()

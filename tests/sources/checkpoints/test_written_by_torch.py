@@ -67,19 +67,6 @@ class TestWrittenByTorch:
         assert parts(sizes)["optimizer"] == 3 * 4 * 24
         assert kinds(sizes) == set()
 
-    def test_scales_of_moments_of_eight_bits_are_not_too_many(self, tmp_path: Path) -> None:
-        """As torchao's AdamW8bit saves them: codes, a scale for each block, and small tensors in full."""
-        import torch
-
-        moments = [
-            {"codes": torch.zeros(64, 96, dtype=torch.uint8), "scale": torch.ones(24), "qmap": torch.ones(256)}
-            for _ in range(2)
-        ]
-        state = {0: {"step": torch.tensor(1.0), "exp_avg": moments[0], "exp_avg_sq": moments[1]}}
-        weights = {"weight": torch.ones(64, 96)}
-        torch.save({"model": weights, "optimizer": {"state": state, "param_groups": []}}, tmp_path / "step.pt")
-        assert kinds(sizes_of(tmp_path / "step.pt")) == set()
-
     def test_a_view_that_drags_its_storage_along(self, tmp_path: Path) -> None:
         import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import pickle
 import random
@@ -16,9 +15,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.memory import read_snapshot
 from perfscope.tables.memory import AllocatorHistory
 from tests.analyzers.memory.snapshots import BACKWARD, FORWARD, LOSS, OPTIMIZER, Script
-from tests.conftest import ROOT
 
-FIXTURES = ROOT / "fixtures" / "memory"
 LETTERS = {"alloc": b"a", "free_requested": b"f", "free_completed": b"c", "segment_alloc": b"S", "oom": b"o"}
 
 
@@ -56,25 +53,6 @@ def test_every_event_is_read_with_its_stack_whatever_the_protocol(tmp_path: Path
     live = script.snapshot()["segments"][0]["blocks"]
     assert history.blocks.addresses.tolist() == [block["address"] for block in live]
     assert history.blocks.requested.tolist() == [block["requested_size"] for block in live]
-
-
-@pytest.mark.parametrize("name", ["fsdp2", "oom"])
-def test_real_snapshots_are_read_as_pickle_reads_them(name: str) -> None:
-    path = FIXTURES / f"{name}.pickle.gz"
-    (history,) = read_snapshot(path)
-    with gzip.open(path) as file:
-        snapshot = pickle.load(file)  # our own file
-    trace = snapshot["device_traces"][0]
-    assert len(history.events) == len(trace)
-    assert history.events.sizes.tolist() == [event["size"] for event in trace]
-    for number, event in zip(history.events.stacks.tolist(), trace, strict=True):
-        stack = history.stacks[number] if number >= 0 else ()
-        assert [history.frames[frame].function for frame in stack] == [frame["name"] for frame in event["frames"]]
-    held = [
-        block for segment in snapshot["segments"] for block in segment["blocks"] if block["state"] == "active_allocated"
-    ]
-    assert history.blocks.sizes.tolist() == [block["size"] for block in held]
-    assert history.reserved_bytes == sum(segment["total_size"] for segment in snapshot["segments"])
 
 
 def test_a_snapshot_may_hold_keys_that_are_not_known_and_events_of_other_kinds(tmp_path: Path) -> None:
