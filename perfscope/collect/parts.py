@@ -186,11 +186,7 @@ RunPart: TypeAlias = LocalPart | RemotePart
 
 
 def write_atomically(blocks: Iterable[bytes], target: Path) -> None:
-    """Write a file that appears under its name when it is complete, and not at all where its blocks end early.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file that appears under its name when it is complete. Raises OSError: it cannot be written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.partial")
     try:
@@ -253,11 +249,7 @@ _REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
 
 
 def parse_part(name: str, ssh: Sequence[str] = ()) -> RunPart:
-    """Read the name of a part: a folder that exists, else HOST:PATH.
-
-    Raises:
-        UsageError: It is neither.
-    """
+    """Read the name of a part: a folder that exists, else HOST:PATH. Raises UsageError: it is neither."""
     if is_url(name):
         raise UsageError(f"{name} is a URL", hint="copy the folder with the store's own tools, and collect the copy")
     if Path(name).is_dir():

@@ -49,18 +49,12 @@ def watch(
 
 
 def _look(job: WatchedJob, openmetrics: Path | None) -> None:
-    """Read what is new, and publish it.
-
-    Raises:
-        SourceError: The file cannot be written.
-    """
     job.look()
     if openmetrics is not None:
         replace_file(openmetrics, to_openmetrics(job).encode())
 
 
 def _show(job: WatchedJob, openmetrics: Path | None, interval: float) -> None:
-    """Look until the job ends, or Ctrl-C."""
     console = Console()
     try:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:

@@ -24,6 +24,7 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.watch.watch import publish
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
+from perfscope.sources.runs.nvml import GpuValues, SampleLine
 from perfscope.sources.runs.records import DAMAGE, decode_step, read_rank_record
 from perfscope.sources.runs.run import read_rank
 from perfscope.sources.runs.step_columns import to_steps
@@ -43,27 +44,6 @@ _SCAN_EVERY = 8
 _GONE_NS = 300 * NS_PER_S
 
 
-class GpuValues(msgspec.Struct):
-    """The last sample of one GPU, or its description in the first line."""
-
-    host: str = ""
-    uuid: str = ""
-    name: str = ""
-    index: int | None = None
-    power_mw: int | None = None
-    gpu_util_percent: int | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    sm_clock_mhz: int | None = None
-    temperature_c: int | None = None
-
-
-class _SampleLine(msgspec.Struct):
-    gpus: list[GpuValues] = []
-    host: str = ""
-    t_ns: int = 0
-
-
 class _DeathLine(msgspec.Struct):
     kind: str = ""
     rank: int = -1
@@ -71,7 +51,7 @@ class _DeathLine(msgspec.Struct):
 
 
 _decode_death = msgspec.json.Decoder(_DeathLine).decode
-_decode_sample = msgspec.json.Decoder(_SampleLine).decode
+_decode_sample = msgspec.json.Decoder(SampleLine).decode
 _decode_answer = msgspec.json.Decoder(requests.WindowAnswer).decode
 
 
@@ -157,20 +137,21 @@ def _last_sample(samples: _Samples) -> list[GpuValues]:
     """The last sample of each GPU, with what does not change."""
     for line in reversed(read_end(samples.path)):
         for sample in _decode_all(_decode_sample, [line]):
-            if len(sample.gpus) == len(samples.described) and b'"uuid"' not in line:
-                for values, described in zip(sample.gpus, samples.described, strict=True):
+            gpus = sample.gpus or []
+            if len(gpus) == len(samples.described) and b'"uuid"' not in line:
+                for values, described in zip(gpus, samples.described, strict=True):
                     for name in ("host", "uuid", "name", "index", "memory_total_bytes"):
                         setattr(values, name, getattr(described, name))
-                return sample.gpus
+                return gpus
     return samples.gpus
 
 
-def _read_first(path: Path) -> _SampleLine:
+def _read_first(path: Path) -> SampleLine:
     try:
         with open_regular(path) as file:
             return _decode_sample(file.readline())
     except (OSError, *DAMAGE):
-        return _SampleLine()
+        return SampleLine()
 
 
 class WatchedJob:

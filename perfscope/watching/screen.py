@@ -8,9 +8,10 @@ from rich.text import Text
 
 from perfscope.constants import GB, KILO, NS_PER_S
 from perfscope.report import MOST_ROWS, escape_control_characters
+from perfscope.sources.runs.nvml import GpuValues
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
-from perfscope.watching.job import GpuValues, WatchedJob, WatchedRank
+from perfscope.watching.job import WatchedJob, WatchedRank
 
 _WIDTH = 100
 

@@ -29,9 +29,10 @@ COUNTERS = (
 )  # fmt: skip
 
 
-class _Gpu(msgspec.Struct):
-    """A GPU in a first line, or its values in a sample."""
+class GpuValues(msgspec.Struct):
+    """A GPU in a first line, or its values in a sample; readers that need it add the host."""
 
+    host: str = ""
     uuid: str = ""
     name: str = ""
     index: int | None = None
@@ -63,10 +64,12 @@ class _SamplerCost(msgspec.Struct):
     late: int = 0
 
 
-class _Line(msgspec.Struct):
+class SampleLine(msgspec.Struct):
+    """Any line of a sampler."""
+
     t_ns: int = 0
     continues: bool = False
-    gpus: list[_Gpu] | None = None
+    gpus: list[GpuValues] | None = None
     host: str = ""
     note: str = ""
     lost: str = ""
@@ -89,9 +92,9 @@ class _SampleColumns:
     def __init__(self) -> None:
         self._packed: list[tuple[Int64, list[MaskedInt64]]] = []
         self._times: list[int] = []
-        self._values: list[_Gpu] = []
+        self._values: list[GpuValues] = []
 
-    def add(self, t_ns: int, values: _Gpu) -> None:
+    def add(self, t_ns: int, values: GpuValues) -> None:
         self._times.append(t_ns)
         self._values.append(values)
         if len(self._times) >= _CHUNK:
@@ -119,7 +122,7 @@ def _column(values: tuple[int | None, ...]) -> MaskedInt64:
 class _Host:
     """All files of one host, in the order of their first lines; GPUs by their UUIDs."""
 
-    gpus: dict[str, _Gpu] = field(default_factory=dict)
+    gpus: dict[str, GpuValues] = field(default_factory=dict)
     samples: dict[str, _SampleColumns] = field(default_factory=dict)
     lost_ns: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -142,15 +145,15 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
     return tuple(gpus), tuple(notes)
 
 
-def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[Iterable[_Line]]]]:
+def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[Iterable[SampleLine]]]]:
     """The files of each sampler: its host and their lines, in the order of time."""
-    firsts: dict[tuple[str, int], tuple[_Line, Path]] = {}
+    firsts: dict[tuple[str, int], tuple[SampleLine, Path]] = {}
     for path in sorted(folder.glob("*.jsonl")) + sorted(folder.glob(f"*.jsonl{_COMPRESSED}")):
         first = _first_line(path, damage)
         if first is not None:  # a compressed file takes the place of its lines
             firsts[first.host or path.name.partition(".jsonl")[0], first.t_ns or -len(firsts)] = first, path
-    samplers: list[tuple[str, list[Iterable[_Line]]]] = []
-    latest: dict[str, list[Iterable[_Line]]] = {}
+    samplers: list[tuple[str, list[Iterable[SampleLine]]]] = []
+    latest: dict[str, list[Iterable[SampleLine]]] = {}
     for (host, _), (first, path) in sorted(firsts.items(), key=lambda item: (item[1][0].t_ns, item[1][1].name)):
         if not first.continues or host not in latest:
             latest[host] = []
@@ -159,18 +162,18 @@ def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[
     return samplers
 
 
-def _first_line(path: Path, damage: list[str]) -> _Line | None:
+def _first_line(path: Path, damage: list[str]) -> SampleLine | None:
     """The description of the GPUs, or why there are none; None where the file cannot be read."""
     unread: list[str] = []
     first = next(_lines(path, unread), None)
     if first is None and any(text.endswith(_UNREADABLE) for text in unread):
         damage.append(f"{wire.NVML_FOLDER}/{path.name}{_UNREADABLE}")
         return None
-    return first or _Line()
+    return first or SampleLine()
 
 
-def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
-    decode = msgspec.json.Decoder(_Line).decode
+def _lines(path: Path, damage: list[str]) -> Iterator[SampleLine]:
+    decode = msgspec.json.Decoder(SampleLine).decode
     if not path.exists() and path.suffix != _COMPRESSED:
         path = path.with_name(path.name + _COMPRESSED)  # it was compressed after it was listed
     try:
@@ -185,7 +188,7 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
         damage.append(f"{wire.NVML_FOLDER}/{path.name}{_UNREADABLE}")
 
 
-def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
+def _add_lines(host: _Host, lines: Iterable[SampleLine]) -> None:
     uuids: list[str] = []
     began_ns, cost = 0, None
     for line in lines:
@@ -212,7 +215,7 @@ def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
         host.notes.append(f"the sampler took {100 * share:.1f} % of one core{late}")
 
 
-def _to_samples(host: str, gpu: _Gpu, samples: _SampleColumns, lost_ns: int | None) -> GpuSamples:
+def _to_samples(host: str, gpu: GpuValues, samples: _SampleColumns, lost_ns: int | None) -> GpuSamples:
     times, columns = samples.concatenate()
     return GpuSamples(
         host=host,
