@@ -19,8 +19,6 @@ BACKWARD = re.compile(r"_backward|Backward$|_bwd\b|::bwd$")
 FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
 _MATRIX, _STACK, _BATCH_OF_HEADS = 2, 3, 4
 _NUMBER = re.compile(r"-?\d+")
-#: Where the inputs of ``convolution`` say whether it is transposed.
-_TRANSPOSED = 6
 
 _Shape: TypeAlias = tuple[int, ...]
 _Rule: TypeAlias = Callable[[Product], int | None]
@@ -63,14 +61,15 @@ def _count_backward(product: Product) -> int | None:
 
 def _count_convolution(product: Product) -> int | None:
     """(image, weight, bias, stride, padding, dilation, transposed, ...)."""
-    if len(product.shapes) < _MATRIX or len(product.values) <= _TRANSPOSED:
+    transposed = 6
+    if len(product.shapes) < _MATRIX or len(product.values) <= transposed:
         return None
     image, weight = product.shapes[:2]
     if len(image) != len(weight) or len(image) < _STACK:
         return None
-    if product.values[_TRANSPOSED] == "True":
+    if product.values[transposed] == "True":
         return 2 * image[0] * prod(image[2:]) * prod(weight)
-    stride, padding, dilation = (_sizes(value, len(image) - 2) for value in product.values[3:_TRANSPOSED])
+    stride, padding, dilation = (_sizes(value, len(image) - 2) for value in product.values[3:transposed])
     if stride is None or padding is None or dilation is None:
         return None
     outputs = [

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 FORWARD = 2
-FORWARD_AND_BACKWARD = 6
+FORWARD_AND_BACKWARD = 3 * FORWARD
 
 
 class Checkpointing(StrEnum):

@@ -8,7 +8,7 @@ from perfscope.errors import UsageError
 
 #: Matrices of an MLP: up and down, and a gate where it is gated (SwiGLU, GeGLU).
 PLAIN_MATRICES = 2
-GATED_MATRICES = 3
+GATED_MATRICES = PLAIN_MATRICES + 1
 
 
 class Latent(NamedTuple):

@@ -1,7 +1,7 @@
 """When each pass of a pipeline runs: an event simulation of a plan, with the time of every pass.
 
-A block starts when its device is free and its inputs have arrived: the forward pass of the previous stage; for a
-backward pass its own forward pass and the backward pass of the next stage; for a weight gradient its input gradient.
+A block starts when its device is free and its inputs have arrived. A forward pass needs the one of the previous stage,
+a backward pass its own forward pass and the backward pass of the next stage, a weight gradient its input gradient.
 Times are integers in a common unit, so that every sum is exact.
 """
 

@@ -20,8 +20,6 @@ _TOP_K = (
     "moe_top_k", "moe_k", "top_k",
 )  # fmt: skip
 _HAS_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-#: Longer texts are no dimensions.
-_MOST_DIGITS = 18
 _OTHER_PARTS = ("vision", "visual", "image", "audio", "speech")
 
 
@@ -61,8 +59,6 @@ def _find(parts: Sequence[Mapping[str, object]], names: Sequence[str]) -> int | 
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit():
-        value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

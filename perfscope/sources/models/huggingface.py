@@ -1,8 +1,8 @@
 """A Hugging Face ``config.json`` as a Transformer.
 
-Biases, norms and the shape of the MLP are written in the modelling code and not in the file: ``FAMILIES`` has an entry
-for each architecture, whose counts are those of the model that ``transformers`` builds. Any other one is refused, and
-so is an unsupported part. A wrong guess about the MLP alone would change the FLOPs by a fifth.
+Biases, norms and the shape of the MLP are written in the modelling code and not in the file. ``FAMILIES`` has them, so
+that counts are those of the model that ``transformers`` builds. Another architecture is refused, and so is an
+unsupported part: a wrong guess about the MLP alone would change the FLOPs by a fifth.
 """
 
 from __future__ import annotations
