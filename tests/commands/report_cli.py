@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,15 +30,26 @@ class Run:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
     """Run ``perfscope ARGUMENTS``."""
-    before = sys.argv
-    sys.argv = ["perfscope", *map(str, arguments)]
     capsys.readouterr()
+    code = _code(arguments)
+    printed = capsys.readouterr()
+    return Run(code, printed.out, printed.err)
+
+
+def run_in(folder: Path, *arguments: object) -> Run:
+    """Run ``perfscope ARGUMENTS`` in a folder."""
+    out, err = StringIO(), StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = _code(arguments)
+    return Run(code, out.getvalue(), err.getvalue())
+
+
+def _code(arguments: tuple[object, ...]) -> int:
+    before, sys.argv = sys.argv, ["perfscope", *map(str, arguments)]
     try:
         main()
-        code: object = 0
     except SystemExit as end:
-        code = end.code
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     finally:
         sys.argv = before
-    printed = capsys.readouterr()
-    return Run(code if isinstance(code, int) else 0 if code is None else 1, printed.out, printed.err)
+    return 0

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Ended, run
+from tests.commands.report_cli import Run, run_in
+from tests.conftest import ROOT, run
 from tests.sources.joblog.lines import megatron
 
 FIXTURES = ROOT / "fixtures" / "logs"
 
 
-def logs(folder: Path, *arguments: str | Path) -> Ended:
-    return run([sys.executable, "-m", "perfscope", "logs", *arguments], folder)
+def logs(folder: Path, *arguments: str | Path) -> Run:
+    return run_in(folder, "logs", *arguments)
 
 
 def as_json(folder: Path, *arguments: str | Path) -> Any:
     ended = logs(folder, *arguments, "--format", "json")
-    assert ended.code == 0, ended.stderr
-    return json.loads(ended.stdout)
+    assert ended.code == 0, ended.err
+    return ended.data
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def test_a_folder_of_runs_is_a_table_with_its_failures(sweep: Path) -> None:
 def test_the_table_says_what_it_assumed_and_left_out(sweep: Path) -> None:
     ended = logs(sweep, ".")
     assert ended.code == 0
-    assert "64 GPUs (--gpus)" in ended.stdout
-    assert "2 warm-up records at the starts of runs are excluded" in ended.stdout
-    assert "fail, no iteration was logged: the device ran out of memory" in ended.stdout
+    assert "64 GPUs (--gpus)" in ended.out
+    assert "2 warm-up records at the starts of runs are excluded" in ended.out
+    assert "fail, no iteration was logged: the device ran out of memory" in ended.out
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,22 @@ def test_one_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, problem:
     (tmp_path / "a.log").write_bytes(content)
     ended = logs(tmp_path, "a.log")
     assert ended.code == 1
-    assert problem in ended.stderr
-    assert ended.stdout == ""
-    assert "Traceback" not in ended.stderr
+    assert problem in ended.err
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
 
 
 def test_a_bad_file_among_good_ones_is_noted(sweep: Path) -> None:
     (sweep / "notes.txt").write_text("dear diary\n")
     ended = logs(sweep, ".", "--format", "json")
     assert ended.code == 4
-    assert json.loads(ended.stdout)["unread"] == ["notes.txt is not a log of a known framework"]
-    assert "notes.txt" in ended.stderr
+    assert ended.data["unread"] == ["notes.txt is not a log of a known framework"]
+    assert "notes.txt" in ended.err
 
 
 def test_too_high_a_figure_is_doubted(sweep: Path) -> None:
     ended = logs(sweep, ".", "--gpus", "1")
-    assert "there is a bug in the calculation" in ended.stderr
+    assert "there is a bug in the calculation" in ended.err
 
 
 @pytest.mark.parametrize("arguments", [[".", "--gpus", "0"], [".", "--warmup", "-1"], [".", "--size", "52Q"], []])
@@ -100,7 +100,7 @@ def test_wrong_usage_is_2(sweep: Path, arguments: list[str]) -> None:
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     ended = logs(tmp_path, ".")
     assert ended.code == 1
-    assert "there is no log in ." in ended.stderr
+    assert "there is no log in ." in ended.err
 
 
 def test_every_example_of_the_guide_runs(sweep: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -12,18 +11,19 @@ from typing import Any
 import pytest
 
 from tests.analyzers.scaling.benchmark import deepspeed_line, write_deepspeed, write_gluon
-from tests.conftest import ROOT, Ended, run
+from tests.commands.report_cli import Run, run_in
+from tests.conftest import ROOT, run
 from tests.sources.joblog.lines import megatron
 
 
-def scaling(folder: Path, *arguments: str | Path) -> Ended:
-    return run([sys.executable, "-m", "perfscope", "scaling", *arguments], folder)
+def scaling(folder: Path, *arguments: str | Path) -> Run:
+    return run_in(folder, "scaling", *arguments)
 
 
 def as_json(folder: Path, *arguments: str | Path) -> Any:
     ended = scaling(folder, *arguments, "--format", "json")
-    assert ended.code == 0, ended.stderr
-    return json.loads(ended.stdout)
+    assert ended.code == 0, ended.err
+    return ended.data
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_strong_scaling_of_megatron_logs(tmp_path: Path) -> None:
 def test_the_drawing_is_svg_with_every_point(gpt2: Path) -> None:
     ended = scaling(gpt2, "b8", "--svg", "out.svg")
     assert ended.code == 0
-    assert "wrote out.svg" in ended.stderr
+    assert "wrote out.svg" in ended.err
     tree = ET.fromstring((gpt2 / "out.svg").read_text())
     dots = tree.findall(".//{http://www.w3.org/2000/svg}circle")
     assert len(dots) == 3 + 1
@@ -109,7 +109,7 @@ def test_the_drawings_series_are_told_apart_by_what_differs(tmp_path: Path) -> N
 def test_a_drawing_that_cannot_be_written_leaves_nothing(gpt2: Path) -> None:
     ended = scaling(gpt2, "b8", "--svg", "none/out.svg")
     assert ended.code == 1
-    assert "cannot be written" in ended.stderr
+    assert "cannot be written" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def test_wrong_usage(gpt2: Path, arguments: list[str]) -> None:
     (gpt2 / "empty").mkdir()
     ended = scaling(gpt2 / "empty" if arguments == ["."] else gpt2, *arguments)
     assert ended.code == (1 if arguments in (["."], ["none"]) else 2)
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in ended.err
 
 
 def test_a_log_that_tells_no_number_of_gpus_is_named(gpt2: Path) -> None:
     (gpt2 / "b8" / "stray.log").write_text("dear diary\n")
     ended = scaling(gpt2, "b8", "--format", "json")
     assert ended.code == 4
-    assert "stray.log" in ended.stderr
+    assert "stray.log" in ended.err
 
 
 def test_every_example_of_the_guide_runs(gpt2: Path) -> None:
