@@ -15,7 +15,7 @@ RUN = ROOT / "fixtures" / "runs" / "h200_zero1"
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server whose bucket ``runs`` holds a run and 1,100 other files."""
+    """The address of a server whose bucket ``runs`` holds a run."""
     import s3fs
 
     folder = tmp_path_factory.mktemp("s3") / "server"
@@ -24,7 +24,6 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         store.mkdir("runs")
         paths = [path for path in RUN.rglob("*") if path.is_file()]
         store.pipe({f"runs/zero1/{path.relative_to(RUN)}": path.read_bytes() for path in paths})
-        store.pipe({f"runs/logs/{number:05d}.json": b"{}" for number in range(1100)})
         yield address
         store.rm("runs", recursive=True)
 
