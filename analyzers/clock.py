@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from msgspec import Struct
@@ -22,7 +22,6 @@ from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
-from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
 
@@ -137,8 +136,10 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> ClockOffsets:
 
 def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, str]) -> _Links:
     """From the first rank of each host to its others, and of each group to those that it made collectives with."""
-    links = _Links()
-    _link_hosts(hosts, links)
+    links, firsts = _Links(), dict[str, int]()
+    for rank, host in hosts.items():
+        if host and firsts.setdefault(host, rank) != rank:
+            links.add(firsts[host], rank, _ONE_CLOCK)
     if len(links) == len(hosts) and len(set(hosts.values())) == 1:
         return links  # all are of one host
     for key, calls in calls_of_groups(partials).items():
@@ -148,51 +149,25 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, s
     return links
 
 
-def _link_hosts(hosts: Mapping[int, str], links: _Links) -> None:
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, host in hosts.items():
-        ranks_of[host].append(rank)
-    for host, (first, *others) in ranks_of.items():
-        for rank in others if host else ():
-            links.add(first, rank, _ONE_CLOCK)
-
-
 def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) -> None:
-    synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
-    chosen = synchronises[matched.kind]
-    reference, *times = (_Times(*own) for own in zip(matched.duration_ns, matched.end_ns, strict=True))
-    first, *others = matched.ranks
-    for rank, own in zip(others, times, strict=True):
+    chosen = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)[matched.kind]
+    ends, durations, (first, *others) = matched.end_ns, matched.duration_ns, matched.ranks
+    for row, rank in enumerate(others, 1):
         names = hosts.get(first, ""), hosts.get(rank, "")
-        link = None if is_one_host(*names) else _link(reference, own, chosen, matched.transfer_ns, names)
-        if link is not None:
-            links.add(first, rank, link)
-
-
-class _Times(NamedTuple):
-    duration_ns: Int64
-    end_ns: Int64
+        both = chosen & (ends[0] != ABSENT) & (ends[row] != ABSENT)
+        if is_one_host(*names) or not both.any():
+            continue
+        lead = (durations[0] - durations[row])[both]
+        found = find_offset((ends[row] - ends[0])[both], lead, matched.transfer_ns[both])
+        offset, residual = found.offset_ns, found.residual_ns
+        if not is_apart(*names, found):
+            offset, residual = 0.0, abs(offset) + residual
+        links.add(first, rank, _Link(offset, residual, found.operations))
 
 
 def _aligns(kind: OperationKind) -> bool:
     """Whether the ends of an operation nearly coincide; who gets nothing in an exchange may leave it early."""
-    is_stated = kind.operation not in EXCHANGES or kind.bytes != ABSENT
-    return kind.operation in SYNCHRONISING and is_stated
-
-
-def _link(
-    reference: _Times, rank: _Times, synchronises: Bool, transfer_ns: Int64, hosts: tuple[str, str]
-) -> _Link | None:
-    """The clock of a rank against that of the first one; ``transfer_ns`` is of each operation."""
-    chosen = synchronises & (reference.end_ns != ABSENT) & (rank.end_ns != ABSENT)
-    difference = (rank.end_ns - reference.end_ns)[chosen]
-    if not len(difference):
-        return None
-    lead = (reference.duration_ns - rank.duration_ns)[chosen]
-    found = find_offset(difference, lead, transfer_ns[chosen])
-    if not is_apart(*hosts, found):
-        return _Link(0.0, abs(found.offset_ns) + found.residual_ns, found.operations)
-    return _Link(found.offset_ns, found.residual_ns, found.operations)
+    return kind.operation in SYNCHRONISING and (kind.operation not in EXCHANGES or kind.bytes != ABSENT)
 
 
 def _reach(first: int, links: _Links) -> dict[int, _Link]:

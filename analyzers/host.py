@@ -201,7 +201,10 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
     if not len(trace.operators):
         return None
     is_communication = _names_starting(trace, _COMMUNICATION)
-    compute, communication, loading = host_intervals(trace)
+    spans = trace.operators, trace.annotations
+    communication = _covered(spans, is_communication)
+    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
+    loading = _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
     windows = [
         (trace.names[name], int(start), int(end))
         for name, start, end in zip(trace.steps.name, trace.steps.start_ns, trace.steps.end_ns, strict=True)
@@ -223,15 +226,6 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             damaged=bool(trace.damage),
         ),
     )
-
-
-def host_intervals(trace: Trace) -> tuple[Intervals, Intervals, Intervals]:
-    """When the host computed, when it communicated, and when it did neither and loaded data."""
-    is_communication = _names_starting(trace, _COMMUNICATION)
-    spans = trace.operators, trace.annotations
-    communication = _covered(spans, is_communication)
-    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
-    return compute, communication, _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
 
 
 def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:

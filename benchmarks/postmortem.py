@@ -26,7 +26,8 @@ from threading import Event
 from tabulate import tabulate
 
 from benchmarks.stopping_training import FRAMEWORKS
-from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
+from perfscope.analyzers.postmortem.diagnosis import Diagnosis, diagnose
+from perfscope.analyzers.postmortem.places import Reason
 from perfscope.errors import PerfscopeError
 from perfscope.sources.postmortem import read_post_mortem
 

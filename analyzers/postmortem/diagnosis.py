@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from perfscope.analyzers.postmortem.matching import (
     LAST_CALLS,
@@ -25,7 +24,7 @@ from perfscope.analyzers.postmortem.matching import (
 from perfscope.analyzers.postmortem.places import (
     Activity,
     CodePlace,
-    FailureKind,
+    Reason,
     describe_unknown,
     find_first_failure,
     is_same_place,
@@ -37,28 +36,6 @@ from perfscope.report import Cell, Column, Json, Report, Row, Section, escape_co
 from perfscope.result import to_json, to_object
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, Death, PostMortem, RankState
 from perfscope.units import format_ranges
-
-
-class Reason(StrEnum):
-    """Why a training stalled or failed."""
-
-    SKIPPED = "skipped collective"
-    SIZE = "wrong size"
-    DTYPE = "wrong type"
-    OPERATION = "wrong operation"
-    ORDER = "wrong order"
-    GROUP = "wrong group"
-    CRASH = "crash"
-    MEMORY = "out of memory"
-    KERNEL = "kernel failure"
-    HOST = "host stall"
-    LOADING = "data loader stall"
-    SAVING = "checkpoint stall"
-    DEVICE = "device hang"
-    ABSENT = "rank never started"
-    LEFT = "rank ended early"
-    UNKNOWN = "unknown"
-    NOTHING = "nothing happened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +53,6 @@ class Diagnosis:
     waiting: tuple[int, ...] = field(default=())
 
 
-_OF_FAILURES = {
-    FailureKind.CRASH: Reason.CRASH,
-    FailureKind.MEMORY: Reason.MEMORY,
-    FailureKind.KERNEL: Reason.KERNEL,
-}
 _OF_ACTIVITIES = {
     Activity.LOADING: Reason.LOADING,
     Activity.SAVING: Reason.SAVING,
@@ -137,9 +109,8 @@ class _Case:
             return None
         state = self.ranks[first.rank]
         frames = state.failure.frames if state.failure else state.stack.frames if state.stack else ()
-        reason = _OF_FAILURES[first.kind]
         text = f"rank {first.rank} failed first: {first.text}"
-        return self._answer(reason, (first.rank,), text, line=own_line(frames))
+        return self._answer(first.kind, (first.rank,), text, line=own_line(frames))
 
     def find_lost_connection(self) -> Diagnosis | None:
         """A communication library gave up, and no rank left its collectives: they disagree, or one was lost."""

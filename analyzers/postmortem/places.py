@@ -148,12 +148,26 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _END_NS = NS_PER_S
 
 
-class FailureKind(StrEnum):
-    """What a process failed of."""
+class Reason(StrEnum):
+    """Why a training stalled or failed."""
 
+    SKIPPED = "skipped collective"
+    SIZE = "wrong size"
+    DTYPE = "wrong type"
+    OPERATION = "wrong operation"
+    ORDER = "wrong order"
+    GROUP = "wrong group"
     CRASH = "crash"
     MEMORY = "out of memory"
     KERNEL = "kernel failure"
+    HOST = "host stall"
+    LOADING = "data loader stall"
+    SAVING = "checkpoint stall"
+    DEVICE = "device hang"
+    ABSENT = "rank never started"
+    LEFT = "rank ended early"
+    UNKNOWN = "unknown"
+    NOTHING = "nothing happened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +175,7 @@ class FirstFailure:
     """The failure that others followed: its rank, kind, moment on the wall clock, and a sentence about it."""
 
     rank: int
-    kind: FailureKind
+    kind: Reason
     wall_ns: int
     text: str
 
@@ -175,7 +189,7 @@ def find_first_failure(evidence: PostMortem, *, with_libraries: bool = False) ->
         for state in evidence.ranks.values()
         for failure in _failures_of(state, evidence)
         if with_libraries or not _is_abort_of_library(state)
-        if stalled_ns is None or failure.wall_ns < stalled_ns or failure.kind is not FailureKind.CRASH
+        if stalled_ns is None or failure.wall_ns < stalled_ns or failure.kind is not Reason.CRASH
     ]
     return min(failures, key=lambda failure: failure.wall_ns, default=None)
 
@@ -199,11 +213,11 @@ def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailur
     for error in evidence.kernel_errors:
         if state.rank in error.ranks and not _is_of_an_end(error, evidence):
             text = f"the driver reported Xid {error.xid} of GPU {error.uuid}"
-            yield FirstFailure(state.rank, FailureKind.KERNEL, error.wall_ns, text)
+            yield FirstFailure(state.rank, Reason.KERNEL, error.wall_ns, text)
     if failure is not None:
         text = f"{failure.error}: {failure.message}"
         kind = _kind_of(text)
-        if kind is not FailureKind.CRASH or not _OF_OTHERS.search(text):
+        if kind is not Reason.CRASH or not _OF_OTHERS.search(text):
             yield FirstFailure(state.rank, kind, failure.wall_ns, _shorten(text))
         return
     if death is None:
@@ -211,12 +225,12 @@ def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailur
     if death.signal is not None and death.signal not in _ASKED_TO_END:
         if death.signal == signal.SIGKILL and death.memory_kills:
             text = "the kernel killed the process for want of host memory"
-            yield FirstFailure(state.rank, FailureKind.MEMORY, death.wall_ns, text)
+            yield FirstFailure(state.rank, Reason.MEMORY, death.wall_ns, text)
         else:
-            yield FirstFailure(state.rank, FailureKind.CRASH, death.wall_ns, f"it was ended by {_name(death.signal)}")
+            yield FirstFailure(state.rank, Reason.CRASH, death.wall_ns, f"it was ended by {_name(death.signal)}")
     elif death.exit_code:
         text = f"it ended with exit code {death.exit_code}, without an exception that reached the interpreter"
-        yield FirstFailure(state.rank, FailureKind.CRASH, death.wall_ns, text)
+        yield FirstFailure(state.rank, Reason.CRASH, death.wall_ns, text)
 
 
 def _is_of_an_end(error: KernelError, evidence: PostMortem) -> bool:
@@ -231,10 +245,10 @@ def _is_of_an_end(error: KernelError, evidence: PostMortem) -> bool:
     )
 
 
-def _kind_of(text: str) -> FailureKind:
+def _kind_of(text: str) -> Reason:
     if _OUT_OF_MEMORY.search(text):
-        return FailureKind.MEMORY
-    return FailureKind.KERNEL if _KERNEL_FAILURE.search(text) else FailureKind.CRASH
+        return Reason.MEMORY
+    return Reason.KERNEL if _KERNEL_FAILURE.search(text) else Reason.CRASH
 
 
 def _is_abort_of_library(state: RankState) -> bool:

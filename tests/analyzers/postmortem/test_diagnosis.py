@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
+from perfscope.analyzers.postmortem.diagnosis import Diagnosis, diagnose
 from perfscope.analyzers.postmortem.matching import match_calls
+from perfscope.analyzers.postmortem.places import Reason
 from perfscope.sources.postmortem import read_post_mortem
 from perfscope.tables.postmortem import (
     CodeLine,

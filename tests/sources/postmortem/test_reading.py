@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kept_run
-from perfscope.analyzers.postmortem.diagnosis import Reason, diagnose
+from perfscope.analyzers.postmortem.diagnosis import diagnose
+from perfscope.analyzers.postmortem.places import Reason
 from perfscope.sources.postmortem import read_post_mortem
 from tests.conftest import ROOT, perfscope
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.postmortem.diagnosis import Reason, diagnose
+from perfscope.analyzers.postmortem.diagnosis import diagnose
+from perfscope.analyzers.postmortem.places import Reason
 from perfscope.errors import SourceError
 from perfscope.sources.postmortem import read_dump, read_post_mortem
 from tests.sources.postmortem.dumps import document, entry, write_dumps
