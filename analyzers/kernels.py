@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -23,12 +23,6 @@ from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, join
 
 _NO_OPERATOR = "(no operator)"
-#: Rows of times that are not added up, and the column of what never ran.
-_SHORTEST, _LONGEST = 2, 3
-_NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0]], np.int64)
-_NO_TIMES = np.zeros((4, 0), np.int64)
-
-_Key = TypeVar("_Key", bound="str | tuple[str, int]")
 
 
 class Times(NamedTuple):
@@ -40,20 +34,11 @@ class Times(NamedTuple):
     longest: int
 
 
-class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
-    """The kernels of traces, and operators where read; times have a row for each field of Times, a column a name."""
+class KernelTimes(Struct, frozen=True, array_like=True):
+    """The kernels of traces by work and name, and by operator, where these were read."""
 
-    names: tuple[tuple[str, int], ...]
-    times: Int64
-    operators: tuple[str, ...] | None = None
-    operator_times: Int64 | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse columns that do not belong together, as of a stored partial that somebody made up."""
-        columns = (self.operators or (), self.operator_times) if self.operator_times is not None else ((), _NO_TIMES)
-        for names, times in ((self.names, self.times), columns):
-            if times.shape != (len(Times._fields), len(names)):
-                raise ValueError("times are not those of the names")
+    kernels: dict[int, dict[str, Times]]
+    operators: dict[str, Times] | None = None
 
 
 class LaunchTimes(Figures, frozen=True):
@@ -118,23 +103,52 @@ def measure(trace: Trace) -> KernelTimes | None:
     device = trace.device
     if not len(device):
         return None
-    keys = device.name.astype(np.int64) * len(Work) + device.work
-    kinds, times = _times_by_key(keys, device.duration_ns)
-    names, times = _in_order([(trace.names[kind // len(Work)], kind % len(Work)) for kind in kinds], times)
+    kernels = {
+        work: _times_by_name(trace, device.name[rows], device.duration_ns[rows])
+        for work in np.unique(device.work).tolist()
+        for rows in (device.work == work,)
+    }
     if not len(trace.operators):
-        return KernelTimes(names, times)
-    return KernelTimes(names, times, *_operators(trace))
+        return KernelTimes(kernels)
+    row = join(device.external_id, trace.operators.external_id)
+    names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
+    return KernelTimes(kernels, _times_by_name(trace, names, device.duration_ns))
+
+
+def _times_by_name(trace: Trace, names: Int64, duration_ns: Int64) -> dict[str, Times]:
+    order = np.argsort(names, kind="stable")
+    numbers, begins, calls = np.unique(names[order], return_index=True, return_counts=True)
+    ordered = duration_ns[order]
+    sums = (aggregate.reduceat(ordered, begins).tolist() for aggregate in (np.add, np.minimum, np.maximum))
+    labels = (_NO_OPERATOR if number == ABSENT else trace.names[number] for number in numbers.tolist())
+    return dict(zip(labels, map(Times, calls.tolist(), *sums), strict=True))
 
 
 def merge(first: KernelTimes, second: KernelTimes) -> KernelTimes:
     """The kernels of both; the order does not matter."""
-    names, times = _join(first.names, first.times, second.names, second.times)
-    if first.operators is None or first.operator_times is None:
-        return KernelTimes(names, times, second.operators, second.operator_times)
-    if second.operators is None or second.operator_times is None:
-        return KernelTimes(names, times, first.operators, first.operator_times)
-    of_operators = _join(first.operators, first.operator_times, second.operators, second.operator_times)
-    return KernelTimes(names, times, *of_operators)
+    kernels = {
+        work: _add(first.kernels.get(work, {}), second.kernels.get(work, {})) for work in first.kernels | second.kernels
+    }
+    if first.operators is None or second.operators is None:
+        return KernelTimes(kernels, first.operators or second.operators)
+    return KernelTimes(kernels, _add(first.operators, second.operators))
+
+
+def _add(first: dict[str, Times], second: dict[str, Times]) -> dict[str, Times]:
+    added = dict(first)
+    for name, times in second.items():
+        known = added.get(name)
+        added[name] = (
+            times
+            if known is None
+            else Times(
+                known.calls + times.calls,
+                known.total + times.total,
+                min(known.shortest, times.shortest),
+                max(known.longest, times.longest),
+            )
+        )
+    return added
 
 
 def analyze(partials: Sequence[KernelTimes]) -> Kernels:
@@ -146,18 +160,19 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     merged = reduce(merge, partials)
-    names = tuple((name, Work(work), times) for (name, work), times in _by_total(merged.names, merged.times))
+    names = [(name, work, times) for work, times_of in merged.kernels.items() for name, times in times_of.items()]
+    names.sort(key=lambda each: (-each[2].total, *each[:2]))
     whole = sum(times.total for _, _, times in names)
     operators = None
-    if merged.operators is not None and merged.operator_times is not None:
-        by_total = _by_total(merged.operators, merged.operator_times)
+    if merged.operators is not None:
+        by_total = sorted(merged.operators.items(), key=lambda each: (-each[1].total, each[0]))
         operators = tuple(LaunchTimes(name, *_figures(times, whole)) for name, times in by_total)
     doubtful = sum(
         times.total for name, work, times in names if work == Work.COMPUTE and looks_like_communication(name)
     )
     return Kernels(
         total_us=whole / NS_PER_US,
-        names=tuple(KernelWork(name, *_figures(times, whole), work.name.lower()) for name, work, times in names),
+        names=tuple(KernelWork(name, *_figures(times, whole), Work(work).name.lower()) for name, work, times in names),
         operators=operators,
         doubtful_us=doubtful / NS_PER_US,
     )
@@ -172,52 +187,3 @@ def _figures(times: Times, whole: int) -> tuple[int, int, float | None, float, f
         times.shortest / NS_PER_US,
         times.longest / NS_PER_US,
     )
-
-
-def _by_total(keys: Sequence[_Key], times: Int64) -> list[tuple[_Key, Times]]:
-    listed = zip(keys, map(Times._make, times.T.tolist()), strict=True)
-    return sorted(listed, key=lambda item: (-item[1].total, item[0]))
-
-
-def _in_order(keys: Sequence[_Key], times: Int64) -> tuple[tuple[_Key, ...], Int64]:
-    """Different keys in order with their times: those of two ranks that launch the same are the same."""
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    return tuple(keys[column] for column in order), np.ascontiguousarray(times[:, order])
-
-
-def _join(
-    first: tuple[_Key, ...], first_times: Int64, second: tuple[_Key, ...], second_times: Int64
-) -> tuple[tuple[_Key, ...], Int64]:
-    if first == second:
-        return first, _add(first_times, second_times)
-    column_of = {key: column for column, key in enumerate(first)}
-    keys = (*first, *(key for key in second if key not in column_of))
-    column_of.update((key, column) for column, key in enumerate(keys[len(first) :], len(first)))
-    columns = [column_of[key] for key in second]
-    times = np.repeat(_NOTHING, len(keys), axis=1)
-    times[:, : len(first)] = first_times
-    times[:, columns] = _add(times[:, columns], second_times)
-    return _in_order(keys, times)
-
-
-def _add(first: Int64, second: Int64) -> Int64:
-    times = first + second
-    np.minimum(first[_SHORTEST], second[_SHORTEST], out=times[_SHORTEST])
-    np.maximum(first[_LONGEST], second[_LONGEST], out=times[_LONGEST])
-    return times
-
-
-def _operators(trace: Trace) -> tuple[tuple[str, ...], Int64]:
-    """Times of the device events by the operator that has their external id."""
-    row = join(trace.device.external_id, trace.operators.external_id)
-    names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
-    numbers, times = _times_by_key(names, trace.device.duration_ns)
-    return _in_order([_NO_OPERATOR if number == ABSENT else trace.names[number] for number in numbers], times)
-
-
-def _times_by_key(keys: Int64, duration_ns: Int64) -> tuple[list[int], Int64]:
-    order = np.argsort(keys, kind="stable")
-    distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
-    ordered = duration_ns[order]
-    totals, shortest, longest = (aggregate.reduceat(ordered, begins) for aggregate in (np.add, np.minimum, np.maximum))
-    return distinct.tolist(), np.array([calls, totals, shortest, longest], np.int64)
