@@ -31,6 +31,8 @@ SYNCHRONISATION, PAGEABLE, ALLOCATION = KINDS = "synchronisation", "pageable", "
 _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|MallocAsync)(?:_v\d+)?$")
 _PAGEABLE = re.compile(r"Pageable -> Device")
 _TO_PAGEABLE = re.compile(r"Device -> Pageable")
+#: The host does nothing else between two calls that are so near.
+_AT_ONCE_NS = 20_000
 _SCRIPT = ".py("
 
 
@@ -202,13 +204,26 @@ def _kinds(trace: Trace, device: int) -> tuple[Int64, Int64]:
 
 
 def _idle_behind(trace: Trace, device: int, blocking: HostSpans) -> Int64:
-    """For each call the idle time from its beginning to the next one's."""
+    """For each call the idle time from its beginning to the next one's.
+
+    Calls that follow each other at once, as the copy and the wait of one ``aten::item``, are one: it counts for the
+    longest of them.
+    """
+    idle = np.zeros(len(blocking), np.int64)
     if not len(blocking):
-        return np.zeros(0, np.int64)
-    start = blocking.start_ns
+        return idle
+    gaps = gaps_of_device(trace, device).gaps
+    is_first = np.ones(len(blocking), np.bool_)
+    is_first[1:] = (blocking.start_ns[1:] - blocking.end_ns[:-1] > _AT_ONCE_NS) | (np.diff(blocking.thread) != 0)
+    group = np.cumsum(is_first) - 1
+    start = blocking.start_ns[is_first]
     last = max(int(trace.device.end_ns.max()), int(blocking.end_ns.max()))
     until = np.maximum(np.append(start[1:], last), start)
-    return gaps_of_device(trace, device).gaps.measure_within(start, until)
+    of_group = gaps.measure_within(start, until)
+    for number in range(len(start)):
+        members = np.flatnonzero(group == number)
+        idle[members[int(blocking.duration_ns[members].argmax())]] = of_group[number]
+    return idle
 
 
 def _name_callers(trace: Trace, blocking: HostSpans) -> list[tuple[str, str]]:
