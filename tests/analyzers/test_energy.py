@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 
 from perfscope import wire
 from perfscope.analyzers import energy, gpus, throttling
-from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES
-from perfscope.analyzers.shared.readings import LONGEST_GAP_NS
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import Run
@@ -152,24 +149,6 @@ def test_throttling_is_on_the_steps_it_hit_and_says_why(tmp_path: Path) -> None:
     assert (unthrottled.steps, unthrottled.causes) == ((), ())
     assert throttled.hit_mhz == pytest.approx(1200)
     assert (throttled.hit_s, throttled.clear_s) == (1.0, 1.0)
-
-
-def test_the_causes_of_each_step_are_those_of_its_samples_and_of_the_one_before(tmp_path: Path) -> None:
-    """Against a slow loop, on random causes, with times at which none was read."""
-    source = random.Random(3)
-    read = [source.choice([0] * 9 + [0x4, 0x20, 0x44, None, None]) for _ in range(2 * STEPS + 1)]
-    run = write(tmp_path, lambda gpu, t: {} if read[int(2 * t)] is None else {"throttle": read[int(2 * t)]}, count=1)
-    (gpu,) = throttling.analyze(run).gpus
-    times = [tick * S // 2 for tick, bits in enumerate(read) if bits is not None]
-    expected = []
-    for step in range(1, STEPS + 1):
-        inside = [t for t in times if (step - 1) * S < t <= step * S]
-        before = max((t for t in times if t <= (step - 1) * S), default=None)
-        inside += [before] if before is not None and before >= (step - 1) * S - LONGEST_GAP_NS else []
-        if any((read[2 * t // S] or 0) & sum(THROTTLING_CAUSES) for t in inside):
-            expected.append(step)
-    assert list(gpu.steps) == expected
-    assert 3 < len(expected) < STEPS - 3
 
 
 def test_steps_far_from_any_sample_are_unknown(tmp_path: Path) -> None:

@@ -44,21 +44,21 @@ def test_the_host_was_fetching_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "hipDeviceSynchronize"]
+    ("name", "cause"),
+    [
+        ("cudaStreamSynchronize", "synchronisation"),
+        ("cudaMemcpy", "synchronisation"),
+        ("hipDeviceSynchronize", "synchronisation"),
+        ("cudaStreamWaitEvent", "cuda_call"),
+        ("cudaMemcpyAsync", "cuda_call"),
+        ("cudaEventQuery", "cuda_call"),
+    ],
 )
-def test_the_host_waited_for_the_device_only_until_the_call_returned(tmp_path: Path, name: str) -> None:
-    waiting = call(name, 50 * US, 105 * US, launch=9)
-    assert causes(tmp_path, *two_kernels(40, 30, 35), waiting) == {
-        "synchronisation": 5,
-        "host_launch": 25,
-        "launch_latency": 10,
-    }
-
-
-@pytest.mark.parametrize("name", ["cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaEventQuery", "cudaEventRecord"])
-def test_calls_that_do_not_block_are_no_synchronisation(tmp_path: Path, name: str) -> None:
+def test_the_host_waited_for_the_device_only_until_a_call_that_blocks_returned(
+    tmp_path: Path, name: str, cause: str
+) -> None:
     assert causes(tmp_path, *two_kernels(40, 30, 35), call(name, 50 * US, 105 * US, launch=9)) == {
-        "cuda_call": 5,
+        cause: 5,
         "host_launch": 25,
         "launch_latency": 10,
     }

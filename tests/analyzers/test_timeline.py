@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -66,18 +65,6 @@ def test_the_times_are_those_of_a_slow_count(job: str) -> None:
         for state in STATES[:4]:
             assert times[state] == expected.get(state, 0), state
         assert sum(time for state, time in times.items() if state.startswith("idle")) == expected.get("idle", 0)
-
-
-@pytest.mark.parametrize("job", REAL)
-def test_the_strip_has_the_times_of_all_devices(job: str) -> None:
-    timeline = analyze(timelines(REAL[job]))
-    pictured = np.zeros(len(STATES), np.int64)
-    for device in timeline.devices:
-        states = device.tracks.states
-        assert states is not None
-        np.add.at(pictured, states.state, states.end_ns - states.start_ns)
-    assert timeline.shares.sum(axis=0).tolist() == pictured.tolist()
-    assert timeline.shares.sum() == sum(sum(device.time_ns) for device in timeline.devices)
 
 
 def renumbered(device: DeviceTimeline, rank: int) -> DeviceTimeline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 from contextlib import suppress
@@ -84,24 +83,6 @@ def test_old_snapshots_without_times_addresses_of_blocks_and_requested_sizes_are
     (history,) = read_snapshot(path)
     assert history.events.times_us.tolist() == [0]
     assert (history.blocks.requested.tolist(), history.blocks.stacks.tolist()) == ([1024], [0])
-
-
-class Hostile:
-    """A value whose unpickling would run a command."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch /tmp/perfscope-was-here",)
-
-
-@pytest.mark.parametrize("where", ["top", "event", "block"])
-def test_a_pickle_that_would_call_a_function_is_refused(tmp_path: Path, where: str) -> None:
-    snapshot = random_script(30).snapshot()
-    target = {"top": snapshot, "event": snapshot["device_traces"][0][-1], "block": snapshot["segments"][0]}[where]
-    target["hostile"] = Hostile()
-    path = tmp_path / "a.pickle"
-    path.write_bytes(pickle.dumps(snapshot))
-    with pytest.raises(SourceError, match="holds more than plain data"):
-        read_snapshot(path)
 
 
 def test_a_snapshot_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
