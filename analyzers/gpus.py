@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu, require_samples
 from perfscope.analyzers.shared.rank_labels import rank_cell
-from perfscope.analyzers.shared.readings import Readings, read_column
+from perfscope.analyzers.shared.readings import read_column
 from perfscope.analyzers.shared.statistics import maximum, mean
 from perfscope.constants import KIB, KILO, NS_PER_S
 from perfscope.errors import MissingInput
@@ -24,10 +24,8 @@ from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
 
-_PCIE_COUNTERS = ("pcie_tx_bytes", "pcie_rx_bytes")
 #: As observed on H200 with driver 580.
 _PCIE_WRAP = 2**32
-_NO_READINGS = Readings(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class GpuUsage(Figures, frozen=True):
@@ -148,10 +146,10 @@ def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> GpuUsage | 
         temperature_c=maximum(gpu.temperature_c[during]),
         memory_used_bytes=maximum(gpu.memory_used_bytes[during]),
         memory_total_bytes=gpu.memory_total_bytes,
-        nvlink_tx_bytes_per_s=_nvlink_rate(gpu, "nvlink_tx_kib", during),
-        nvlink_rx_bytes_per_s=_nvlink_rate(gpu, "nvlink_rx_kib", during),
-        pcie_tx_bytes_per_s=_pcie_rate(gpu, 0, during),
-        pcie_rx_bytes_per_s=_pcie_rate(gpu, 1, during),
+        nvlink_tx_bytes_per_s=_rate(gpu, "nvlink_tx_kib", during),
+        nvlink_rx_bytes_per_s=_rate(gpu, "nvlink_rx_kib", during),
+        pcie_tx_bytes_per_s=_rate(gpu, "pcie_tx_bytes", during),
+        pcie_rx_bytes_per_s=_rate(gpu, "pcie_rx_bytes", during),
         lost=gpu.lost_ns is not None,
     )
 
@@ -165,28 +163,17 @@ def _during_training(t_ns: Int64, run: Run, host: str) -> Bool:
     return np.asarray((t_ns >= first) & (t_ns <= last))
 
 
-def _nvlink_rate(gpu: GpuSamples, counter: str, during: Bool) -> float | None:
-    """Bytes/s between the first and the last reading of a counter in KiB; absent where it was reset."""
-    readings = _read_counter(gpu, counter, during)
-    if not readings.span_ns or readings.decreases:
-        return None
-    return float(readings.change) * KIB / (readings.span_ns / NS_PER_S)
-
-
-def _pcie_rate(gpu: GpuSamples, direction: int, during: Bool) -> float | None:
-    """Bytes/s by the counters, which wrap around at 2^32 bytes; None without them."""
-    readings = _read_counter(gpu, _PCIE_COUNTERS[direction], during)
-    if not readings.span_ns:
+def _rate(gpu: GpuSamples, counter: str, during: Bool) -> float | None:
+    """Bytes/s of a counter. NVLink's counts KiB, and may be reset; PCIe's wraps around at 2^32 bytes."""
+    column = gpu.counters.get(counter)
+    readings = None if column is None else read_column(gpu.t_ns[during], column[during])
+    is_pcie = counter.startswith("pcie")
+    if readings is None or not readings.span_ns or (readings.decreases and not is_pcie):
         return None
     changes = np.diff(readings.value)
-    if readings.value.max() < _PCIE_WRAP:
+    if is_pcie and readings.value.max() < _PCIE_WRAP:
         changes %= _PCIE_WRAP
-    return float(changes.sum()) / (readings.span_ns / NS_PER_S)
-
-
-def _read_counter(gpu: GpuSamples, counter: str, during: Bool) -> Readings:
-    column = gpu.counters.get(counter)
-    return _NO_READINGS if column is None else read_column(gpu.t_ns[during], column[during])
+    return float(changes.sum()) * (1 if is_pcie else KIB) / (readings.span_ns / NS_PER_S)
 
 
 def _notes(gpus: Sequence[GpuUsage], run: Run, hidden: int) -> tuple[str, ...]:

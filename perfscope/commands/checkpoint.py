@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from perfscope.analyzers.checkpoint import (
     ZERO_STAGES,
     BytesPerParameter,
     CheckpointPlan,
+    CheckpointSizes,
     SavedOptimizer,
     SavedPrecision,
     bytes_per_parameter,
@@ -24,7 +26,7 @@ from perfscope.commands.options import FormatOption, expand_groups, require_posi
 from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Json, Report, shorten_warnings
+from perfscope.report import Json, Report, Section, shorten_warnings
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.joblog import read_log_saves
 from perfscope.tables.saves import Saves, SaveTiming
@@ -96,23 +98,11 @@ def checkpoint(
             raise UsageError("no checkpoint and no size", hint="name a checkpoint, or plan one with --size and --gpus")
         files = require_positive("--gpus", 1 if gpus is None else gpus)
         plan = plan_checkpoint(parameters, files, per_parameter or bytes_per_parameter())
-        return Outcome(_report_plan(plan, saves), format)
+        title = f"A checkpoint of {format_parameters(parameters)} parameters: {format_bytes(plan.total.bytes)}"
+        return Outcome(_report(title, plan, plan.total.bytes, saves), format)
     if gpus is not None:
         raise UsageError("--gpus plans a checkpoint", hint="leave it out, or leave out the folder")
     return _check(directory, parameters, per_parameter, saves, format)
-
-
-def _report_plan(plan: CheckpointPlan, saves: Saves | None) -> Report:
-    size = plan.total.bytes
-    title = f"A checkpoint of {format_parameters(plan.parameters)} parameters: {format_bytes(size)}"
-    results: dict[str, Json] = {"plan": plan.data()}
-    sections = plan.sections()
-    if saves is not None:
-        timed = summarize_saves(saves, size)
-        results["saves"] = timed.data()
-        sections = (*sections, *timed.sections())
-    data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
-    return Report(title, data, sections)
 
 
 def _check(
@@ -126,22 +116,27 @@ def _check(
     sizes = check_checkpoint(stored, parameters, per_parameter)
     name = f"{stored.path} ({stored.tag})" if stored.tag else stored.path
     title = f"{name}: {stored.layout}, {format_count(len(stored.files), 'file')}, {format_bytes(stored.bytes)}"
-    results: dict[str, Json] = {"checkpoint": sizes.data()}
-    sections = sizes.sections()
-    if saves is not None:
-        timed = summarize_saves(saves, stored.bytes)
-        results["saves"] = timed.data()
-        sections = (sections[0], *timed.sections(), *sections[1:])
-    complete = newest_complete(stored.checkpoints)
+    complete, beside = newest_complete(stored.checkpoints), list[Section]()
     if complete is not None and not complete.shown:
-        beside = check_checkpoint(read_checkpoint(directory, complete.name), parameters, per_parameter)
-        sections = (*sections, beside.parts_section(f"Parts of {complete.name or 'the folder itself'}"))
-    data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
+        shown = check_checkpoint(read_checkpoint(directory, complete.name), parameters, per_parameter)
+        beside.append(shown.parts_section(f"Parts of {complete.name or 'the folder itself'}"))
     warnings = shorten_warnings([finding.text for finding in sizes.findings if finding.kind not in _FACTS])
     has_broken_newest = any(each.newest and each.problems for each in stored.checkpoints)
     return Outcome(
-        Report(title, data, sections),
+        _report(title, sizes, stored.bytes, saves, beside),
         output_format,
         notes=tuple(f"warning: {warning}" for warning in warnings),
         exit_code=ExitCode.DAMAGED_INPUT if stored.damage or has_broken_newest else ExitCode.OK,
     )
+
+
+def _report(
+    title: str, found: CheckpointPlan | CheckpointSizes, size: int, saves: Saves | None, more: Sequence[Section] = ()
+) -> Report:
+    results: dict[str, Json] = {"plan" if isinstance(found, CheckpointPlan) else "checkpoint": found.data()}
+    first, *others = found.sections()
+    timed = None if saves is None else summarize_saves(saves, size)
+    if timed is not None:
+        results["saves"] = timed.data()
+    sections = (first, *(timed.sections() if timed else ()), *others, *more)
+    return Report(title, {"schema": _SCHEMA, "results": results}, sections)
