@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 from perfscope.regenerate.build import git_blob
 from tests.commands.report_cli import Run, run
 from tests.conftest import ROOT
-
-REPORTS = sorted(path.name for path in (ROOT / "reports").glob("*.md") if "<!-- perfscope:" in path.read_text())
 
 
 @pytest.fixture
@@ -50,25 +47,6 @@ class TestOurReports:
         answer = run(capsys, "report", "build", "--check", ROOT / "reports")
         assert answer.code == 0, answer.out
         assert "0 stale" in answer.out
-
-    @pytest.mark.parametrize("report", REPORTS[:1])
-    def test_a_figure_changed_by_hand_in_a_report_is_named(
-        self, copy: Path, capsys: pytest.CaptureFixture[str], report: str
-    ) -> None:
-        path = copy / "reports" / report
-        lines = path.read_text().splitlines(keepends=True)
-        first = next(number for number, line in enumerate(lines) if line.startswith("<!-- perfscope:"))
-        number, match = next(
-            (number, match)
-            for number, line in enumerate(lines)
-            if number > first and line.startswith("|") and (match := re.search(r"\d(?= *\|)", line))
-        )
-        new = "0" if match[0] != "0" else "1"
-        lines[number] = lines[number][: match.start()] + new + lines[number][match.end() :]
-        path.write_text("".join(lines))
-        answer = check(capsys, path)
-        assert answer.code == 3
-        assert f"-{' '.join(lines[number].split())}" in stale_lines(answer)
 
     def test_they_are_the_same_bytes_outside_of_git(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
         before = {path.name: path.read_bytes() for path in (copy / "reports").glob("*.md")}
@@ -155,17 +133,6 @@ class TestBlocks:
         assert run(capsys, "report", "build", path).code == 0
         assert "\n### Planned size\n" in path.read_text()
         assert "# A checkpoint of" not in path.read_text()
-
-    def test_a_report_without_chosen_sections_is_whole_and_below_its_heading(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = write_report(tmp_path, "checkpoint --size 181B --gpus 256")
-        assert run(capsys, "report", "build", path).code == 0
-        headings = [line for line in path.read_text().splitlines() if line.startswith("##")]
-        assert headings == [
-            "## A checkpoint of 181B parameters: 2.53 TB",
-            "### Planned size",
-        ]
 
     def test_hidden_folders_and_files_without_a_marker_are_left_out(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import stat
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from perfscope.sources.published.markdown import parse_markdown
 from perfscope.sources.published.tables import read_table
 from perfscope.tables.published import Constant, Quantity
 from tests.commands.published_tables import TABLE, by_row
-from tests.commands.report_cli import run
 
 
 def test_a_check_names_each_cell_that_differs_and_ends_with_3(refresh: Any) -> None:
@@ -103,17 +100,6 @@ def test_a_file_without_such_a_table_is_one_clear_line(refresh: Any, content: by
     assert (answer.code, after) == (1, content)
     assert problem in answer.err
     assert "Traceback" not in answer.err
-
-
-def test_a_link_and_the_mode_of_a_file_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, link = tmp_path / "report.md", tmp_path / "link.md"
-    path.write_text(TABLE)
-    path.chmod(0o640)
-    link.symlink_to(path)
-    assert run(capsys, "report", "refresh", link).code == 0
-    assert link.is_symlink()
-    assert "49.7" in path.read_text()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_tables_in_code_in_comments_and_in_generated_blocks_are_left_alone(refresh: Any) -> None:

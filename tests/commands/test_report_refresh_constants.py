@@ -65,9 +65,3 @@ def test_size_and_batch_come_from_the_text_and_gpus_from_the_layout(refresh: Any
     assert by_row(answer)[7] == ("54.5", "53.2", "other convention")
     assert by_row(answer)[16] == ("46.52", "46.52", "rounded")
     assert answer.code == 0  # the only figure of its table may follow another definition
-
-
-def test_constants_are_listed_in_one_order(refresh: Any) -> None:
-    answer, _ = refresh(NODES, "--check", "--format", "json")
-    kinds = [list(dict.fromkeys(entry["quantity"] for entry in answer.data["constants"]))]
-    assert kinds == [["sequence length", "passes", "parameters", "global batch size"]]

@@ -94,8 +94,3 @@ def test_a_figure_that_follows_from_a_time_before_it_was_rounded_is_never_rewrit
     answer, written = refresh(text, "--format", "json")
     assert by_row(answer)[5] == ("505.0", "524.3", "from unrounded inputs")  # 13.5 s gives 504.9
     assert b"505.0" in written
-
-
-def test_digits_before_an_exponent_are_digits_of_the_number(refresh: Any) -> None:
-    answer, _ = refresh(TABLE.replace("   46.7 | a", " 4.97e1 | a"), "--check", "--format", "json")
-    assert by_row(answer)[5] == ("4.97e1", "49.7", "rounded")

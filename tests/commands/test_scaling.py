@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.analyzers.scaling.benchmark import deepspeed_line, write_deepspeed, write_gluon
+from tests.analyzers.scaling.benchmark import write_deepspeed, write_gluon
 from tests.commands.report_cli import Run, run_in
 from tests.conftest import ROOT, run
 from tests.sources.joblog.lines import megatron
@@ -92,18 +91,6 @@ def test_the_drawing_is_svg_with_every_point(gpt2: Path) -> None:
     dots = tree.findall(".//{http://www.w3.org/2000/svg}circle")
     assert len(dots) == 3 + 1
     assert len(tree.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3
-
-
-def test_the_drawings_series_are_told_apart_by_what_differs(tmp_path: Path) -> None:
-    for stage, slower in ((0, 0.0), (1, 3.0)):
-        for nodes in (1, 2):
-            folder = tmp_path / f"{nodes}n8g"
-            folder.mkdir(exist_ok=True)
-            lines = [deepspeed_line(step, str(100.0 * nodes - slower)) for step in range(3, 20)]
-            (folder / f"gpt2-small_b8_fp16_{stage}_zero_stage{stage}.log").write_text("".join(lines))
-    assert scaling(tmp_path, ".", "--svg", "drawing.svg").code == 0
-    labels = re.findall(r">(gpt2[^<]*)</text>", (tmp_path / "drawing.svg").read_text())
-    assert labels == ["gpt2-small, fp16, ZeRO 0", "gpt2-small, fp16, ZeRO 1"]
 
 
 def test_a_drawing_that_cannot_be_written_leaves_nothing(gpt2: Path) -> None:

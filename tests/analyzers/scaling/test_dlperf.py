@@ -65,17 +65,6 @@ def test_the_published_benchmark_is_reproduced_to_the_digit(tmp_path: Path) -> N
     assert result.notes == ("bert 2n8g: 6 runs; the protocol has 7",)
 
 
-def test_an_iteration_is_the_median_of_its_ranks_in_the_order_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "1n2g").mkdir()
-    (tmp_path / "1n1g").mkdir()
-    lines = [gluon_line(step, latency) for step in range(1, 201) for latency in ("100.0", "300.0")]
-    (tmp_path / "1n2g" / "bert_b32_fp32_1.log").write_text("".join(lines))
-    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
-    result = mxnet(tmp_path)
-    # 64 samples in 100 ms and in 300 ms are 640 and 213.33 a second; half of both is 426.67.
-    assert data_of(result)["bert"]["1n2g"]["median_speed"] == 426.67
-
-
 def test_ranks_out_of_step_are_grouped_as_the_script_does_and_that_is_said(tmp_path: Path) -> None:
     write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
     (tmp_path / "1n2g").mkdir()

@@ -116,13 +116,3 @@ def test_a_kappa_that_cannot_be_told_from_zero_has_no_peak() -> None:
     draw = np.random.default_rng(5)
     observations = [(n, 100.0 * n * draw.normal(1, 0.01)) for n in GPUS * 2]
     assert fits(observations)["usl"].peak_gpus is None
-
-
-def test_every_interval_holds_its_parameter_or_is_absent() -> None:
-    faster_than_linear = [(n, 100.0 * n**1.05) for n in GPUS]
-    for fit in fits(faster_than_linear).values():
-        intervals = [
-            ((fit.parameters or {})[name], interval) for name, interval in (fit.intervals or {}).items() if interval
-        ]
-        assert all(low <= value <= high for value, (low, high) in intervals)
-    assert set((fits(faster_than_linear)["amdahl"].intervals or {}).values()) == {None}

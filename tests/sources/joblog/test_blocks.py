@@ -52,11 +52,6 @@ def test_a_hole_that_rotation_left_is_no_binary() -> None:
     assert is_binary(b"\0" * 4096)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be read"):
-        whole(tmp_path / "none.log")
-
-
 def test_colours_and_carriage_returns_go() -> None:
     assert to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n"
     assert to_plain_text(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"

@@ -62,14 +62,6 @@ class TestDeepSpeed:
         [save] = log.saves
         assert (save.iteration, save.wall_ns, save.source) == (10, 8_500_000_000, "timestamps")
 
-    def test_a_name_gives_the_batch_that_makes_a_time_of_a_speed(self, tmp_path: Path) -> None:
-        (tmp_path / "1n8g").mkdir()
-        lines = [
-            f"[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{n}, SamplesPerSec=128.0\n" for n in (3, 4, 5)
-        ]
-        log = read(tmp_path, *lines, name="1n8g/gpt2-small_b8_fp16_1.log")
-        assert seconds(log) == [0.5, 0.5, 0.5]
-
     def test_its_speed_is_believed_with_accumulation_where_its_timers_confirm_it(self, tmp_path: Path) -> None:
         setup = '    "train_batch_size": 64, \n    "gradient_accumulation_steps": 2, \n'
         timers = (
@@ -112,12 +104,6 @@ class TestHuggingFace:
         log = read(tmp_path, self.START.replace("= 25", "= 4"), block)
         assert seconds(log) == [pytest.approx(871.66 / 4)]
 
-    def test_a_killed_run_has_its_bar(self, tmp_path: Path) -> None:
-        bars = "".join(f"\r {n * 4}%|#    | {n}/25 [00:{n * 2:02d}<00:50,  2.0{n}s/it]" for n in range(1, 4))
-        evaluation = "\r 50%|#    | 1/2 [00:01<00:01,  9.00s/it]\r100%|##| 2/2 [00:01<00:00, 5.00it/s]"
-        log = read(tmp_path, self.START, bars, evaluation, "\n")
-        assert seconds(log) == [2.0, 2.0, 2.0]
-
 
 class TestTorchtitan:
     def test_the_start_line_gives_the_batch(self, tmp_path: Path) -> None:
@@ -129,15 +115,7 @@ class TestTorchtitan:
         log = read(tmp_path, start, titan(10, "22:30:50,000"))
         assert [log.number(name) for name in ("gpus", "tp", "mbs", "gbs", "seq_len")] == [8, 2, 1, 4, 8192]
 
-    def test_the_lines_of_2024_and_of_2026(self, tmp_path: Path) -> None:
-        lines = [
-            f"2024-05-01 10:00:{n:02d},000 - root - INFO - step: {n * 10:2d}  loss:  8.1234  memory: 37.12GiB(46.40%)  "
-            "wps: 5,801  mfu: 34.04%\n"
-            for n in (1, 4)
-        ]
-        log = read(tmp_path, *lines)
-        assert (log.framework, seconds(log)) == ("torchtitan", [None, 0.1])
-        assert log.iterations.tokens_per_s_per_gpu.tolist() == [5801.0, 5801.0]
+    def test_the_set_up_of_2026(self, tmp_path: Path) -> None:
         head = "[rank0]:[titan] 2026-08-01 10:00:00,000 - root - INFO - "
         start = (
             f"{head}Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=4, cp=1, tp=2, ep=4\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources.joblog.lines import megatron, neox, read, seconds
+from tests.sources.joblog.lines import megatron, read, seconds
 
 BANNER = "using world size: 8, data-parallel-size: 1, tensor-model-parallel size: 4, pipeline-model-parallel size: 2 \n"
 
@@ -33,14 +33,6 @@ def test_equals_signs_and_underscores_are_a_dialect(tmp_path: Path) -> None:
     assert log.iterations.samples_per_s.tolist() == [15.969]
 
 
-def test_gpt_neox_is_told_from_its_flops(tmp_path: Path) -> None:
-    log = read(tmp_path, neox(34, 4125.1, 7.757), neox(35, 4000.0, 8.0))
-    assert log.framework == "gpt-neox"
-    assert seconds(log) == [4.1251, 4.0]
-    assert log.iterations.tflops_per_gpu.tolist() == [109.3, 109.3]
-    assert log.iterations.samples_per_s.tolist() == [7.757, 8.0]
-
-
 @pytest.mark.parametrize("width", [60, 80, 97, 132])
 def test_a_record_broken_by_a_narrow_terminal_is_one(tmp_path: Path, width: int) -> None:
     line = megatron(12, 5837.9).rstrip("\n")
@@ -55,12 +47,6 @@ def test_a_time_that_is_no_time_is_counted_and_left_out(tmp_path: Path, text: st
     log = read(tmp_path, megatron(1, 100.0), megatron(2, text), megatron(3, 100.0))
     assert seconds(log) == [0.1, 0.1]
     assert log.unreadable == 1
-
-
-def test_the_interval_after_an_evaluation_is_marked(tmp_path: Path) -> None:
-    evaluation = " validation loss at iteration 2 | lm loss value: 7.0E+00 | lm loss PPL: 1.1E+03 | \n"
-    log = read(tmp_path, megatron(1, 100.0), megatron(2, 100.0), evaluation, megatron(3, 900.0), megatron(4, 100.0))
-    assert log.iterations.disturbed.tolist() == ["", "", "evaluation", ""]
 
 
 def test_a_save_is_timed_by_its_timer_the_slowest_rank(tmp_path: Path) -> None:

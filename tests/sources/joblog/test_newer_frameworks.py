@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from perfscope.analyzers.logs.summary import FirstAndLast, summarize_log
+from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.result import to_object
-from perfscope.sources.joblog import find_logs
 from tests.sources.joblog.lines import read, seconds
 
 
@@ -50,13 +49,6 @@ def test_a_save_is_in_mmcvs_next_mean_where_it_counts_iterations(tmp_path: Path)
     assert log.iterations.disturbed.tolist() == ["", "", "", "", "save", ""]
     assert (log.number("train_iterations"), summarize_log(log).iterations) == (160000, 300)
     assert log.memory.allocated_bytes == 3000 * 2**20
-
-
-def test_epochs_of_mmengine_are_counted_through(tmp_path: Path) -> None:
-    line = "2023/05/24 20:17:36 - mmengine - INFO - Epoch(train)  [{}][{:4d}/ 250]  lr: 1.0e-3  time: 0.5000  data_time: 0.1\n"
-    log = read(tmp_path, *(line.format(epoch, step) for epoch in (1, 2) for step in (100, 200)))
-    assert log.iterations.iteration.tolist() == [100, 200, 350, 450]
-    assert (log.iterations.span.tolist(), log.gaps) == ([10] * 4, 0)
 
 
 @pytest.mark.parametrize("label", ["", "[rank{}]:"])
@@ -119,13 +111,6 @@ class TestTrainersFiles:
         "train_batch_size": 4,
     }
 
-    def test_the_state_of_a_finished_run_gives_run_time_over_steps(self, tmp_path: Path) -> None:
-        log = read(tmp_path, json.dumps(self.STATE, indent=2), name="trainer_state.json")
-        summary = summarize_log(log)
-        assert (summary.framework, summary.status, summary.iterations) == ("hf-trainer", "ok", 94)
-        assert (summary.times.median_s, summary.loss) == (2.0, FirstAndLast(2.5, 1.5))
-        assert [log.number(name) for name in ("train_iterations", "mbs", "gbs")] == [94, 4, None]
-
     def test_the_state_of_a_checkpoint_has_no_time(self, tmp_path: Path) -> None:
         state = {**self.STATE, "log_history": [{"epoch": 0.5, "loss": 2.5, "step": 47}]}
         summary = summarize_log(read(tmp_path, json.dumps(state, indent=2), name="trainer_state.json"))
@@ -155,11 +140,6 @@ class TestTrainersFiles:
         assert (log.framework, seconds(log)) == ("llama-factory", [None, 8.0, 12.0, 8.0])
         assert log.iterations.disturbed.tolist() == ["", "", "evaluation", ""]
         assert log.iterations.tokens_per_s.tolist()[1] == 100.0
-
-    def test_they_are_found_in_a_folder(self, tmp_path: Path) -> None:
-        for name in ("trainer_state.json", "trainer_log.jsonl", "config.json", "data.jsonl"):
-            (tmp_path / name).write_text("{}")
-        assert [path.name for path in find_logs([tmp_path])] == ["trainer_log.jsonl", "trainer_state.json"]
 
 
 def test_rates_of_meters_that_fairseqs_wall_clock_contradicts_are_not_stated(tmp_path: Path) -> None:

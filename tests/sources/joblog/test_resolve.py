@@ -75,14 +75,6 @@ def test_a_line_that_is_there_twice_is_no_restart_and_no_second_rank() -> None:
     assert (series.resolved.copies, attempts(series), series.resolved.redone) == (1, 1, 3)
 
 
-def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
-    series = RecordSeries()
-    fill(series, *(number for number in range(1, 11) for _ in range(2)))
-    fill(series, *(number for number in range(8, 13) for _ in range(2)))
-    assert series.iterations().iteration.tolist() == [*range(1, 11), *range(8, 13)]
-    assert (attempts(series), series.resolved.redone) == (1, 3)
-
-
 @pytest.mark.parametrize(("records", "kept"), [(8, 4), (4, 2), (4, 1), (6, 3), (6, 2)])
 def test_a_process_that_crashes_again_and_again_is_one(records: int, kept: int) -> None:
     series, firsts = RecordSeries(), range(1, 5 * kept + 1, kept)
@@ -95,15 +87,6 @@ def test_two_unlabelled_ranks_that_print_four_records_at_once_are_no_crashes() -
     series = RecordSeries()
     fill(series, *(number for first in range(1, 20, 4) for _ in range(2) for number in range(first, first + 4)))
     assert (len(series), series.resolved.copies, attempts(series)) == (20, 20, 0)
-
-
-def test_labelled_ranks_go_back_one_after_the_other() -> None:
-    series = RecordSeries()
-    ranks = (b"[rank0]:", b"[rank1]:")
-    for number, rank in zip((1, 1, 2, 3, 2, 3, 2, 3, 2, 4, 3, 4), map(int, "010011110100"), strict=True):
-        fill(series, number, label=ranks[rank])
-    assert series.iterations().iteration.tolist() == [1, 2, 3, 2, 3, 4]
-    assert (attempts(series), series.resolved.redone) == (1, 2)
 
 
 @pytest.mark.parametrize("labelled", [False, True])

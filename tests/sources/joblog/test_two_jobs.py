@@ -12,8 +12,7 @@ from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.result import to_object
 from perfscope.sources.joblog.records import Record, RecordSeries
 from tests.commands.report_cli import run
-from tests.sources.joblog.lines import megatron, read, titan
-from tests.sources.joblog.test_progress_bars import bar
+from tests.sources.joblog.lines import megatron, read
 
 IN_TURNS = {
     "ends that differ": [megatron(n, 1000.0) + megatron(4000 + n, 3000.0, total=5000) for n in range(1, 6)],
@@ -22,15 +21,6 @@ IN_TURNS = {
         megatron(n, 1000.0) + megatron(n, 1000.0, batch=512) for n in range(1, 30)
     ],
     "other iterations": [megatron(n, 1000.0) + megatron(400 + n, 3000.0) for n in range(1, 30)],
-    "two lines and one": [
-        megatron(2 * n, 1000.0) + megatron(2 * n + 1, 1000.0) + megatron(400 + n, 3000.0) for n in range(1, 30)
-    ],
-    "ten lines each": [
-        megatron(begin + n, time)
-        for k in range(0, 50, 10)
-        for begin, time in ((k, 1000.0), (400 + k, 3000.0))
-        for n in range(10)
-    ],
 }
 BEHIND = {
     "another end": [
@@ -49,10 +39,6 @@ END = "{{'train_runtime': {}, 'train_samples_per_second': 4.0, 'train_steps_per_
 TRAINERS = {
     "other steps": [START.format(100), END.format(200.0), START.format(50), END.format(100.0)],
     "other run times": [START.format(100), END.format(200.0), START.format(100), END.format(100.0)],
-    "with bars": [
-        *(START.format(100), *(bar(n, 2 * n, 100) for n in range(1, 101)), END.format(200.0)),
-        *(START.format(50), *(bar(n, 2 * n, 50) for n in range(1, 51)), END.format(100.0)),
-    ],
 }
 
 
@@ -78,20 +64,12 @@ def copies(ranks: int) -> list[str]:
 ONE_JOB = {
     "a restart": [megatron(n, 1000.0) for n in (*range(1, 51), *range(41, 81))],
     "four restarts": [megatron(10 * k + n, 1000.0) for k in range(5) for n in range(1, 31)],
-    "restarts at one checkpoint": [
-        megatron(n, 1000.0) for length in (9, 3, 12, 5, 40) for n in range(101, 101 + length)
-    ],
     "a further end": [megatron(n, 1000.0, total=50) for n in range(1, 51)]
     + [megatron(n, 1000.0) for n in range(46, 81)],
     "ranks": copies(4),
     "ranks some iterations apart": [megatron(n + back, 1000.0) for n in range(10, 60) for back in (0, -3)],
-    "ranks by blocks": [megatron(k + n, 1000.0) for k in range(0, 60, 20) for _ in range(3) for n in range(1, 21)],
-    "every hundredth": [megatron(100 * n, 1000.0) for n in (*range(1, 30), *range(21, 60))],
     "lost lines": [megatron(n, 1000.0) for n in (*range(1, 30), *range(200, 240), *range(30, 90))],
     "a batch that grows": [megatron(n, 1000.0 + n, batch=16 * (1 + n // 20)) for n in range(1, 90)],
-    "torchtitan's ranks": [
-        titan(n, f"10:00:{n:02d},{rank}00", label=f"[rank{rank}]:") for n in range(1, 50) for rank in range(8)
-    ],
 }
 
 
