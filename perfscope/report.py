@@ -135,11 +135,7 @@ class Report:
     warnings: tuple[str, ...] = field(default=())
 
     def select(self, titles: Iterable[str]) -> tuple[Section, ...]:
-        """The sections of these titles, in the order of the titles.
-
-        Raises:
-            PerfscopeError: The report has no section of a title.
-        """
+        """The sections of these titles, in their order; fails where the report has no section of a title."""
         by_title = {section.title: section for section in self.sections}
         titles = tuple(titles)
         for title in titles:

@@ -54,20 +54,12 @@ class ProtocolResult:
 
 
 def mxnet_bert(runs: Sequence[ProtocolRun]) -> ProtocolResult:
-    """gluon-nlp's BERT: batch over latency, as the median of the ranks of each iteration.
-
-    Raises:
-        MissingInput: No run is long enough.
-    """
+    """gluon-nlp's BERT: batch over latency, as the median of the ranks of each iteration; fails without a long run."""
     return _apply_protocol(runs, _average_latencies)
 
 
 def deepspeed(runs: Sequence[ProtocolRun]) -> ProtocolResult:
-    """DeepSpeed: its SamplesPerSec, which is the mean since the third iteration.
-
-    Raises:
-        MissingInput: No run is long enough.
-    """
+    """DeepSpeed: its SamplesPerSec, which is the mean since the third iteration; fails without a long run."""
     result = _apply_protocol(runs, _average_samples_per_s)
     note = "SamplesPerSec is a running mean, so the protocol averages means that all include the warm-up"
     return ProtocolResult(result.speeds, (*result.notes, note))

@@ -174,10 +174,7 @@ class LinearFit:
     factor: float
 
     def predict(self, gpus: int, speed: float) -> Interval | str:
-        """The interval of the throughput that runs on a number of GPUs measure, or why they cannot tell.
-
-        ``speed`` is the law's own prediction, with parameters inside of their bounds.
-        """
+        """The interval that runs on these GPUs measure, or why they cannot tell; ``speed`` is the law's prediction."""
         least = _LEAST_CONFIGURATIONS[self.law]
         if self.configurations < least:
             return f"{self.configurations} configurations are too few, {least} are needed"

@@ -213,14 +213,10 @@ def study_scaling(
     protocol: str | None = None,
     published: ProtocolResult | None = None,
 ) -> Scaling:
-    """Group runs into series and fit scaling laws to them.
+    """Group runs into series and fit scaling laws to them; runs without a throughput make no point.
 
-    Args:
-        runs: All runs; those without a throughput make no point.
-        predict: Numbers of GPUs to predict; by default twice the largest.
-        problems: Further notes, which come first.
-        protocol: The benchmark whose rules are applied.
-        published: The results by its rules.
+    By default twice the largest number of GPUs is predicted. ``problems`` are further notes, which come first;
+    ``published`` are the results by the rules of a benchmark's ``protocol``.
     """
     weak, strong = (tuple(_group_runs(runs, kind, predict)) for kind in ScalingKind)
     series = (*weak, *strong)

@@ -50,11 +50,7 @@ class ConstantOptions:
     ] = None
 
     def constants(self) -> dict[Quantity, Constant]:
-        """The constants that the options set.
-
-        Raises:
-            UsageError: A value cannot be right.
-        """
+        """The constants that the options set; fails where a value cannot be right."""
         counts = {Quantity.SEQ_LEN: ("--seq-len", self.seq_len), Quantity.TENSOR_PARALLEL: ("--tp", self.tp)}
         constants = {
             quantity: Constant(require_positive(option, value), option)
@@ -67,11 +63,7 @@ class ConstantOptions:
         return constants
 
     def peak_tflops(self) -> float | None:
-        """The dense 16-bit peak of the GPU; None where no GPU is named.
-
-        Raises:
-            UsageError: The GPU is not in the table of hardware.
-        """
+        """The dense 16-bit peak of the GPU; None where no GPU is named."""
         return find_gpu(self.gpu).dense_16bit_tflops if self.gpu else None
 
 

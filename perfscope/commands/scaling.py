@@ -126,11 +126,7 @@ _DOUBTS = ("throughput-disagrees", "name-disagrees", "mixed-jobs")
 
 
 def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], list[str]]:
-    """Read the runs of folders.
-
-    Returns:
-        The runs, and why the remaining logs are no runs.
-    """
+    """The runs of folders, and why the remaining logs are no runs."""
     folders = [folder for path in paths if path.is_dir() for folder in _list_run_folders(path)]
     runs = [run for run in map(_read_profiled_run, folders) if run is not None]
     problems: list[str] = []

@@ -44,11 +44,7 @@ class ReportBlock:
 
 
 def find_blocks(path: Path, text: str) -> Iterator[ReportBlock]:
-    """The blocks of a markdown file; markers in code are text.
-
-    Raises:
-        SourceError: A block has no end, or its command cannot be read.
-    """
+    """The blocks of a markdown file; markers in code are text. Fails where a block has no end or no command."""
     masked = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
     marks = list(_MARK.finditer(masked))
     level = closed = 0
@@ -76,11 +72,7 @@ _SHORT = 12
 
 
 def describe_source(path: Path, name: str) -> str:
-    """A file with the git name of its content; for a folder, of the list of its files with their git names.
-
-    Raises:
-        SourceError: It cannot be read.
-    """
+    """A file with the git name of its content; for a folder, of the list of its files with their git names."""
     try:
         if not path.is_dir():
             return f"`{name}` (blob `{git_blob(path.read_bytes())[:_SHORT]}`)"
@@ -143,8 +135,7 @@ class BuiltPage:
 def build_pages(path: Path, answer: Answer) -> list[BuiltPage]:
     """Build a report, or every report below a folder; nothing is written. ``answer`` runs the command of a block.
 
-    Raises:
-        SourceError: There is no block, or one cannot be regenerated.
+    Fails where there is no block, or one cannot be regenerated.
     """
     if not path.exists():
         raise SourceError(path, "does not exist")

@@ -82,11 +82,7 @@ def measured_interval(figure: PrintedFigure) -> Interval:
 def recompute(
     table: PublishedTable, row: PublishedRow, quantity: Quantity, baseline: PublishedRow | None, peak: Fraction | None
 ) -> Interval:
-    """Compute a derived quantity of a row, in its base unit.
-
-    Raises:
-        NotComputable: An input is missing; the text names it.
-    """
+    """Compute a derived quantity of a row, in its base unit; ``NotComputable`` names an input that is missing."""
     if quantity in _FROM_THE_ROW:
         return _FROM_THE_ROW[quantity](table, row)
     if quantity is _Q.PEAK_FRACTION:
@@ -104,11 +100,7 @@ def recompute(
 
 
 def find_constant(table: PublishedTable, row: PublishedRow, quantity: Quantity, assumed: Constant) -> Constant:
-    """A constant of a row: from its column, else from an option or the text, else assumed.
-
-    Raises:
-        NotComputable: The text states it more than once.
-    """
+    """A constant of a row: from its column, else from an option or the text, else assumed; two values are an error."""
     figure = row.figures.get(quantity)
     if figure is not None:
         return Constant(int(figure.number), "column")
@@ -325,15 +317,12 @@ class CellVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedCell:
-    """One derived cell of a row of a table.
+    """One derived cell; ``row`` is the label of its row, ``quantity`` a ``Quantity`` or a change.
 
     Attributes:
-        row: The label of the row.
-        quantity: What the cell states: a ``Quantity``, or a change.
         published: The cell's digits; empty for an empty cell.
         recomputed: The exact value, in the unit of the printed digits.
         text: The recomputed value with as many decimals as the cell.
-        span: Where the digits are in the file.
     """
 
     table_line: int
@@ -400,10 +389,7 @@ class CheckedTables:
 
 
 def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
-    """Recompute every derived cell, and find every row that contradicts itself.
-
-    Cells with a share of the GPU's dense peak are not recomputed without it.
-    """
+    """Recompute every cell, a share of the peak only where that is known, and find rows that contradict themselves."""
     peak = Fraction(str(peak_tflops)) if peak_tflops else None
     results = [result for table in tables for result in _check_table(table, peak)]
     cells = tuple(result for result in results if isinstance(result, CheckedCell))

@@ -32,11 +32,7 @@ from perfscope.units import format_count
 def check_file(
     path: Path, constants: Mapping[Quantity, Constant], peak_tflops: float | None
 ) -> tuple[PublishedFile, CheckedTables]:
-    """Recompute the cells of a file; nothing is written.
-
-    Raises:
-        SourceError: The file cannot be read, or contains no table that can be recomputed.
-    """
+    """Recompute the cells of a file; nothing is written. Fails where it contains no table that can be recomputed."""
     file = read_published(path, constants)
     if file.document is None:
         raise SourceError(path, "is CSV", hint="refresh changes markdown; a block `report table` reads CSV")
@@ -165,8 +161,7 @@ def report_tables(
 ) -> Report:
     """Tables of CSV or markdown files with their recomputed cells, and the columns ``added`` by their names.
 
-    Raises:
-        SourceError: A file contains no table that can be recomputed.
+    Fails where a file contains no table that can be recomputed.
     """
     columns = [ADDED_COLUMNS[name] for name in added]
     sections, rows, differing = [], 0, 0

@@ -35,14 +35,9 @@ _DEEPSPEED = re.compile(
 
 
 def read_protocol(paths: Iterable[Path], protocol: Protocol) -> tuple[list[ProtocolRun], list[str]]:
-    """Read every log of a benchmark.
+    """The runs of a benchmark, and notes on files that are not its logs.
 
-    Returns:
-        The runs, and notes on files that are not logs of the benchmark.
-
-    Raises:
-        SourceError: A path does not exist.
-        UsageError: No folder holds such logs.
+    Fails where a path does not exist, or no folder holds its logs.
     """
     runs: list[ProtocolRun] = []
     notes: list[str] = []

@@ -121,10 +121,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a log, or its name, states about its run.
-
-    ``source`` is ``arguments``, ``log``, ``deepspeed config``, ``records``, ``command line`` or ``name``.
-    """
+    """What a log (arguments, log, deepspeed config, records, command line) or its name states about its run."""
 
     value: int | float | str | bool
     source: str

@@ -100,13 +100,7 @@ class SavesBuilder:
 
 
 class JobLogBuilder:
-    """The content of one log, as far as it has been read.
-
-    Attributes:
-        frameworks: Those that some line proves to have written it.
-        unreadable: Records whose time is no number.
-        remarks: The first remark of each kind, by its code.
-    """
+    """The content of one log, as far as it has been read. ``unreadable`` counts records whose time is no number."""
 
     def __init__(self, moments: MomentsBuilder | None = None) -> None:
         self.series: dict[str, RecordSeries] = {}
@@ -143,10 +137,7 @@ class JobLogBuilder:
         series.add(record, label)
 
     def add_dated(self, source: str, record: Record, label: bytes | None, stamp_ns: int | None) -> None:
-        """Append a record with the time since the one before, divided by the iterations between them.
-
-        The first record, and the first after a restart, has no time. The clock runs on through evaluations and saves.
-        """
+        """Append a record with the time since the one before, which runs on through evaluations and saves."""
         series = self.series_of(source)
         series.clock_runs_on = True
         series.add(record, label, stamp_ns)
@@ -196,10 +187,7 @@ class JobLogBuilder:
         return None if source in self._without_rates else self.series[source].median_samples_per_s()
 
     def on_disturbance(self, kind: Disturbance, *, is_in_times: bool = True) -> None:
-        """Training is interrupted; where the clock of a series runs on, the time of its next record contains that.
-
-        ``is_in_times`` is false where the format itself says which records do.
-        """
+        """Training is interrupted: the next record whose clock runs on holds it, unless the format says which do."""
         if self._moments is not None:
             self._moments.events.append(kind)
         for series in self.series.values() if is_in_times else ():

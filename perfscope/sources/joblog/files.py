@@ -18,11 +18,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Every named file, and every log below every named folder, in natural order.
-
-    Raises:
-        SourceError: A path does not exist.
-    """
+    """Every named file, and every log below every named folder, in natural order; fails where a path does not exist."""
     logs: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -35,11 +31,7 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
 
 
 def natural_order(path: Path) -> list[tuple[int, int | str]]:
-    """A key that puts run 2 before run 10.
-
-    >>> sorted([Path("b10"), Path("b2")], key=natural_order)
-    [PosixPath('b2'), PosixPath('b10')]
-    """
+    """A key that puts run 2 before run 10."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in _DIGITS.split(str(path))]
 
 

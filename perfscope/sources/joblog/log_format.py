@@ -55,11 +55,7 @@ class LineMatch(msgspec.Struct):
 
 @dataclass(slots=True)
 class FormatState:
-    """The state of a format between the lines of one log, which a format extends.
-
-    Attributes:
-        name: The framework's name, where related frameworks print the same lines; None for the name of the format.
-    """
+    """The state of a format between the lines of one log; ``name`` is that of a related framework of the same lines."""
 
     log: JobLogBuilder
     name: str | None = field(default=None, init=False)
@@ -122,10 +118,7 @@ class LineRule(Generic[StateT_contra]):
         object.__setattr__(self, "regex", re.compile(pattern, re.M) if isinstance(pattern, bytes) else pattern)
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield the matches in a block of text; two records glued on one line are two matches.
-
-        Up to eight are read of a line, and of one that has the anchor more often, the first.
-        """
+        """Yield the matches in a block of text: of a line with eight anchors or more the first, of another each."""
         is_anywhere = not self.begin
         match_from = self.regex.search if is_anywhere else self.regex.match
         anchored = text.find(self.anchor)
@@ -168,10 +161,7 @@ class LineRule(Generic[StateT_contra]):
 
 
 class WriterRole(IntEnum):
-    """What kind of software prints a format; the lowest role in a log decides its framework, and is closed first.
-
-    A library has its lines in the logs of the trainers built on it, an engine in those of all trainers.
-    """
+    """What kind of software prints a format; the lowest role in a log decides its framework, and is closed first."""
 
     TRAINER = 0
     LIBRARY = 1

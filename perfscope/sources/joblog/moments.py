@@ -23,11 +23,7 @@ _SHORTEST_STEP_NS = 1000
 
 
 class MomentsBuilder:
-    """When the records of a log were printed, and what happened between them.
-
-    Attributes:
-        events: Evaluations, saves, and the numbers of the saves in the table of these, in the log's order.
-    """
+    """When the records of a log were printed, and the evaluations, saves and numbers of saves between them."""
 
     def __init__(self) -> None:
         self.events: list[Disturbance | int] = []
@@ -56,10 +52,7 @@ class MomentsBuilder:
     def table(self, log: JobLog, marked: Sequence[int], *, are_times_apart: bool) -> LoggedMoments:
         """The moments of a log's records, whose numbers among those that were marked are ``marked``.
 
-        ``are_times_apart`` says that its records state times without what else happens between them.
-
-        Raises:
-            SourceError: No record has a time and a number.
+        ``are_times_apart`` says that records state times without what else happens between them. Fails without moments.
         """
         moments = list(self._moments(log, marked, are_times_apart=are_times_apart))
         if self._first_ns is None or self._last_ns is None or not moments:

@@ -42,11 +42,7 @@ _SOURCES = {name: each for each in FORMATS for name in each.sources} | {
 
 
 def read_log(path: Path) -> JobLog:
-    """Read one log.
-
-    Raises:
-        SourceError: It cannot be read, or is no text.
-    """
+    """Read one log; fails where it cannot be read, or is no text."""
     reader = _LogReader()
     for block in read_blocks(path):
         reader.read(to_plain_text(block))
@@ -56,8 +52,7 @@ def read_log(path: Path) -> JobLog:
 def read_moments(path: Path) -> LoggedMoments:
     """Read when the iterations of a log ended. Each line is looked at, which takes longer than ``read_log``.
 
-    Raises:
-        SourceError: It cannot be read, is of several jobs, or has no line with a time and the number of an iteration.
+    Fails where it is of several jobs, or has no line with a time and the number of an iteration.
     """
     moments = MomentsBuilder()
     reader = _LogReader(moments)
@@ -77,11 +72,7 @@ def read_moments(path: Path) -> LoggedMoments:
 
 
 def read_log_saves(path: Path) -> Saves:
-    """Read the saves of a training log.
-
-    Raises:
-        SourceError: It cannot be read, or states no save.
-    """
+    """Read the saves of a training log; fails where it states none."""
     log = read_log(path)
     if not log.saves:
         raise SourceError(path, "states no checkpoint save")

@@ -68,10 +68,7 @@ class Resolved(msgspec.Struct, frozen=True, eq=False):
 
 
 def resolve(printed: Printed) -> Resolved:
-    """Tell copies from restarts, in the order of the log.
-
-    What one process printed is read at once, as most logs are.
-    """
+    """Tell copies from restarts, in the order of the log; what one process printed is read at once."""
     numbers, label = printed.iteration, printed.label
     has_number = ~np.isnan(numbers)
     is_of_one = has_number.all() and not printed.begins[1:].any() and (label == label[:1]).all()
@@ -125,10 +122,7 @@ def _describe(
 
 
 def count_redone(last: int, number: int, interval: int) -> int:
-    """Iterations up to ``last`` that the record of ``number`` and those after it repeat; a record covers an interval.
-
-    A number between two usual ones is printed by itself.
-    """
+    """Iterations up to ``last`` that are done again from the record of ``number`` on; one off the grid stands alone."""
     return last - number + max(min(number % interval or interval, number), 1)
 
 
@@ -154,10 +148,7 @@ def _processes(numbers: Float64, far: int) -> int:
 
 
 def _turns(numbers: Float64, far: int) -> int:
-    """How often the numbers of a label go back, and then on from where they were before.
-
-    The numbers of a job never come back to where they were but by passing all between: two jobs take turns.
-    """
+    """How often the numbers of a label go back, and then on from where they were: two jobs take turns."""
     turns, left = 0, None
     moved = np.diff(numbers)
     for row in np.flatnonzero(np.abs(moved) > far).tolist():

@@ -84,10 +84,7 @@ class RunEnd:
 
 
 def steps_of_speed(steps_per_s: float | None, runtime_s: float, *, is_short: bool = False) -> Range | None:
-    """The steps that give a rounded speed; None where no whole number does.
-
-    Run times have four decimals; ``is_short`` is for figures of four digits.
-    """
+    """The steps that give a rounded speed, of four digits where it is short; None where no whole number does."""
     if steps_per_s is None:
         return None
     half = _half_a_digit(steps_per_s, is_short=is_short)

@@ -53,10 +53,7 @@ class _Reading:
 
 
 class ElapsedClock:
-    """Makes the records of one source from readings of its clock.
-
-    ``runs_on`` says that the clock runs on through evaluations and saves.
-    """
+    """Makes the records of one source from readings of its clock, which may run on through evaluations and saves."""
 
     def __init__(self, series: RecordSeries, *, runs_on: bool = True) -> None:
         self._series = series

@@ -55,11 +55,7 @@ _NUMBER = re.compile(rb"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
-    """Yield a file as blocks that end with a line's end, not yet plain text; the last line may lack its end.
-
-    Raises:
-        SourceError: The file cannot be read, is binary, or is a damaged gzip file.
-    """
+    """Yield a file as blocks that end with a line's end, not yet plain text; fails where it is no text, or damaged."""
     try:
         with path.open("rb") as raw:
             yield from _whole_lines(_decode(path, _read(path, raw, size)))
@@ -133,11 +129,7 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def to_plain_text(text: bytes) -> bytes:
-    r"""Text without colour codes, each overwritten part of a line as a line of its own.
-
-    >>> to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n")
-    b'step: 1\n 10%|#|\n'
-    """
+    """Text without colour codes, each overwritten part of a line as a line of its own."""
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")
     if b"\r" in text or b"\0" in text:  # which may be many
@@ -195,11 +187,7 @@ def parse_clock_s(text: bytes) -> int:
 
 
 def parse_number(text: bytes) -> float | None:
-    """The number that a text begins with, thousands separated or not; None for anything else, ``1.2.3`` included.
-
-    >>> parse_number(b" 5,498 "), parse_number(b"5.12e+02,"), parse_number(b"1.2.3"), parse_number(b"nan")
-    (5498.0, 512.0, None, None)
-    """
+    """The number that a text begins with, thousands separated or not; None for anything else, ``1.2.3`` included."""
     try:
         value = float(text)
     except ValueError:
@@ -218,20 +206,12 @@ def parse_number(text: bytes) -> float | None:
 
 
 def parse_numbers(cells: Iterable[tuple[bytes, bytes]]) -> dict[bytes, float | None]:
-    """The number of each name, the last one where a name occurs again.
-
-    >>> parse_numbers([(b"loss", b"2.5"), (b"lr", b"1e-5"), (b"loss", b"2.25")])
-    {b'loss': 2.25, b'lr': 1e-05}
-    """
+    """The number of each name, the last one where a name occurs again."""
     return {name: parse_number(text) for name, text in dict(cells).items()}
 
 
 def parse_resolution(text: bytes) -> float:
-    """What the last printed digit of a number stands for.
-
-    >>> parse_resolution(b" 5837.9 "), parse_resolution(b"1,024"), parse_resolution(b"0.25")
-    (0.1, 1.0, 0.01)
-    """
+    """What the last printed digit of a number stands for: 0.1 for ``5837.9``, 1 for ``1,024``."""
     return float(10 ** -len(text.strip().partition(b".")[2]))
 
 

@@ -84,11 +84,7 @@ def read_changes(cell: Cell, column: int) -> tuple[StatedChange, ...]:
 
 
 def read_figure(quantity: Quantity, cell: Cell, unit: str) -> PrintedFigure:
-    """Read a cell as what its column states.
-
-    Raises:
-        UsageError: It does not state that; the problem can be shown after the name of the row.
-    """
+    """Read a cell as what its column states; the error can be shown after the name of the row."""
     figure = _READERS.get(quantity, _read_count)(cell, unit)
     if figure is None:
         raise UsageError(f"{cell.text!r} is not a valid {quantity}")

@@ -60,10 +60,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class MarkdownDocument:
-    """A markdown file: its lines with their ends, its headings and tables in order.
-
-    ``unread`` names, in words, tables whose cells cannot be separated.
-    """
+    """A markdown file, its lines with their ends; ``unread`` names tables whose cells cannot be separated."""
 
     path: str
     lines: tuple[str, ...]
@@ -73,11 +70,7 @@ class MarkdownDocument:
 
 
 def read_markdown(path: Path) -> MarkdownDocument:
-    """Read a markdown file; bytes that are no UTF-8 survive a later write.
-
-    Raises:
-        SourceError: The file cannot be read, is too large, or is no text.
-    """
+    """Read a markdown file; bytes that are no UTF-8 survive a later write."""
     return parse_markdown(read_text(path), os.fspath(path))
 
 

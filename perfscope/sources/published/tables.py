@@ -303,10 +303,7 @@ _BATCH = (Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.GLOBAL_BATCH)
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """The tables of a file that can be recomputed or checked; CSV has no document around them.
-
-    ``unread`` names, in words, what only looks like a table, and tables without a column that can be recomputed.
-    """
+    """The tables of a file that can be recomputed or checked, and in words those that cannot; CSV has no document."""
 
     path: str
     document: MarkdownDocument | None
@@ -319,9 +316,6 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
 
     ``constants`` hold for every table, whatever its text states. With derived quantities that will be ``added``, tables
     without a derived column are read, too.
-
-    Raises:
-        SourceError: The file cannot be read, or is no text.
     """
     if path.suffix.lower() == ".csv":
         table = read_table(_read_csv(path), constants, {}, required=bool(added))

@@ -61,11 +61,7 @@ def _are_saves(words: npt.NDArray[np.uint64]) -> Bool:
 
 
 class PlainLines:
-    """The plain lines of a block of whole lines.
-
-    Attributes:
-        iteration, consumed, wall_ns: Of each.
-    """
+    """The plain lines of a block of whole lines: iteration, samples consumed and time of each."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
@@ -156,14 +152,10 @@ class _State(FormatState):
     """What is collected over several of Megatron's lines.
 
     Attributes:
-        consumed_samples: Samples consumed up to the last record that was read, be it another rank's.
-        consumed_at: Its iteration.
+        consumed_samples, consumed_at: Up to the last record that was read, be it another rank's, and its iteration.
         batch: The batch of the last record that states one.
         train_iterations: The run's last iteration, as the last record states it.
-        is_gpt_neox: Some line is printed only by GPT-NeoX.
         shards: Parameters by tensor and pipeline rank.
-        has_all_arguments: The printed arguments have come to their end.
-        is_without_deepspeed: The arguments state that DeepSpeed is not used.
     """
 
     consumed_samples: int | None = None

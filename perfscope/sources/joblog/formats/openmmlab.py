@@ -28,15 +28,9 @@ _CELL = re.compile(rb"(?<![\w_])(time|memory|loss): ([\d.eE+naif-]{1,20})")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """Iterations over all epochs, and what MMEngine's times contain: each is the mean of the last iterations.
+    """Iterations over all epochs, and of how many iterations MMEngine's times are the mean.
 
-    Attributes:
-        epochs: The epochs.
-        is_engine: MMEngine prints the log.
-        window: How many iterations.
-        has_window: The log states it.
-        last: The last iteration.
-        paused: The last iteration before an evaluation or a save through which the clock runs on, and which it was.
+    ``paused`` is the last iteration before an evaluation or a save through which the clock runs on, and which it was.
     """
 
     epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1))
