@@ -83,7 +83,6 @@ def test_a_foreign_module_in_the_script_is_left_alone(tmp_path: Path) -> None:
 def test_what_keeps_the_hook_away_is_said_before_the_start() -> None:
     assert find_obstacles(["python", "train.py"]) == []
     assert "ignores PYTHONPATH" in find_obstacles(["python3", "-I", "train.py"])[0]
-    assert "add ALL" in find_obstacles(["srun", "--export=NONE", "python", "train.py"])[0]
 
 
 def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
