@@ -7,13 +7,13 @@ srun pass the entire environment, DeepSpeed's runners the variables whose names 
 from __future__ import annotations
 
 import compileall
-import marshal
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import SourcelessFileLoader
 from importlib.util import cache_from_source
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,6 @@ _SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 _MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun")
 _TIMEOUT_S = 10
-_BYTECODE_HEADER_BYTES = 16
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 
@@ -64,8 +63,8 @@ def _remove_cut_bytecode(path: Path) -> None:
     """Remove what did not fit on the disk or below ``ulimit -f``: Python did not notice, and could not import it."""
     with suppress(OSError):
         try:
-            marshal.loads(path.read_bytes()[_BYTECODE_HEADER_BYTES:])
-        except (EOFError, TypeError, ValueError):
+            SourcelessFileLoader(path.stem, str(path)).get_code(path.stem)
+        except (EOFError, TypeError, ValueError, ImportError):
             path.unlink()
 
 

@@ -99,18 +99,6 @@ def test_a_killed_sampler_costs_the_rest_of_the_samples_and_nothing_else(library
     assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 12
 
 
-def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Path) -> None:
-    script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", "none", "0"]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    ended = profile(*script, cwd=tmp_path, options=["--nvml-hz", "5"], LD_LIBRARY_PATH=str(empty))
-    assert ended.code == 0
-    (line,) = [line for line in ended.stderr.splitlines() if "gpus" in line]
-    assert line.endswith("not computed: gpus: training ran without a GPU")
-    (samples,) = (tmp_path / "RUN" / "nvml").iterdir()
-    assert samples.read_text().count("NVML Shared Library Not Found") == 1
-
-
 def test_a_metric_that_takes_long_to_read_rests_and_the_others_keep_their_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_ns = 0
 

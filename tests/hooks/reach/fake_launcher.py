@@ -15,7 +15,14 @@ from pathlib import Path
 
 _ALWAYS = ("PATH", "HOME", "OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "LD_LIBRARY_PATH")
 _OPTIONS_WITH_VALUE = {
-    "mpirun": {"-n": 1, "-np": 1, "-ppn": 1, "-hostfile": 1, "--host": 1, "--mca": 2, "-hosts": 1, "-genv": 1},
+    "mpirun": {
+        "-n": 1,
+        "-np": 1,
+        "-ppn": 1,
+        "-hostfile": 1,
+        "--host": 1,
+        "--mca": 2,
+    },
     "srun": {"-n": 1, "--nodes": 1, "--gres": 1, "--ntasks-per-node": 1, "-w": 1, "-x": 1},
 }
 _RANK = {
@@ -60,9 +67,6 @@ def _ranks(name: str, words: list[str]) -> int:
         if flavour == "openmpi" and option == "-x":
             key, _, value = command.pop(0).partition("=")
             passed[key] = value or os.environ.get(key, "")
-        elif option == "-genv":
-            key, _, value = command.pop(0).partition("=")
-            passed[key] = value if value else command.pop(0)
         elif option.startswith("--export="):
             passed = _exported(option.removeprefix("--export="))
         else:

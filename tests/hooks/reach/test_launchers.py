@@ -54,13 +54,14 @@ def test_a_rank_that_never_reported_is_named_at_the_end(tmp_path: Path) -> None:
     assert "1 of 2 ranks never reported: 1" in analysis(tmp_path / "RUN")["warnings"][0]
 
 
+def launch_deepspeed(launcher: str, folder: Path, *script: str | Path) -> Ended:
+    (folder / "hosts").write_text("first slots=1\nsecond slots=1\n")
+    options = ["--hostfile", "hosts", "--launcher", launcher, "--master_addr", "127.0.0.1"]
+    return launch("deepspeed", *options, "--master_port", environment()["MASTER_PORT"], *script, cwd=folder)
+
+
 def test_deepspeed_by_pdsh(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
-    ended = launch(
-        *("deepspeed", "--hostfile", "hosts", "--launcher", "pdsh", "--master_addr", "127.0.0.1"),
-        *("--master_port", environment()["MASTER_PORT"], SCRIPTS / "deepspeed_engine.py", "--stage", "1"),
-        cwd=tmp_path,
-    )
+    ended = launch_deepspeed("pdsh", tmp_path, SCRIPTS / "deepspeed_engine.py", "--stage", "1")
     assert ended.code == 0, ended.stderr
     assert_two_ranks(tmp_path / "RUN", 8)
     (call,) = [call for call in calls(tmp_path / "calls", "pdsh") if "deepspeed.launcher.launch" in " ".join(call)]
@@ -71,16 +72,9 @@ def test_deepspeed_by_pdsh(tmp_path: Path) -> None:
     assert exported["PYTHONPATH"].split(os.pathsep)[:2] == [str(tmp_path), str(tmp_path / "RUN" / ".boot")]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "program", "flavour"), [("openmpi", "mpirun", "openmpi"), ("slurm", "srun", "srun")]
-)
-def test_deepspeed_by_other_launchers(launcher: str, program: str, flavour: str, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
-    ended = launch(
-        *("deepspeed", "--hostfile", "hosts", "--launcher", launcher, "--master_addr", "127.0.0.1"),
-        *("--master_port", environment()["MASTER_PORT"], SCRIPTS / "ddp.py"),
-        cwd=tmp_path,
-    )
+@pytest.mark.parametrize(("launcher", "program"), [("openmpi", "mpirun"), ("slurm", "srun")])
+def test_deepspeed_by_other_launchers(launcher: str, program: str, tmp_path: Path) -> None:
+    ended = launch_deepspeed(launcher, tmp_path, SCRIPTS / "ddp.py")
     assert ended.code == 0, ended.stderr
     assert_two_ranks(tmp_path / "RUN")
     (call,) = [call for call in calls(tmp_path / "calls", program) if "ddp.py" in " ".join(call)]
