@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Ranks that appear later, as after an elastic restart, are found within this time.
-_LOOK_MS = 1000
+_LOOK_MS = 2000
 _LARGEST_DIFFERENCE_NS = 2 * 10**9
 #: Of /proc/PID/stat, after the name of the program.
 _FIELDS = {"start": 19, "exit code": 49}
