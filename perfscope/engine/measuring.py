@@ -55,12 +55,7 @@ def measure_trace(path: str, trace: Trace, task: MeasureTask) -> MeasuredTrace:
 
 
 def read_files(files: TraceFiles, task: MeasureTask) -> Trace:
-    """Read the events that the analyzers need; those needed without a device only where there are no device events.
-
-    Raises:
-        NoMatch: The two windows cannot be matched.
-        SourceError: A file cannot be read.
-    """
+    """Read the events that the analyzers need; those needed without a device only where there are no device events."""
     needs, needs_without_device = wanted_events(task)
     if files.operators is not None:
         return _read_pair(files.path, files.operators, needs, task)
@@ -71,11 +66,7 @@ def read_files(files: TraceFiles, task: MeasureTask) -> Trace:
 
 
 def _read_pair(light_path: str, operators_path: str, needs: Events, task: MeasureTask) -> Trace:
-    """Read both windows of a process as one trace; the light one alone where the other cannot be read.
-
-    Raises:
-        NoMatch: They cannot be matched, or the light one cannot be read.
-    """
+    """Read both windows of a process as one trace; the light one alone where the other cannot be read."""
     try:
         light = read_trace(light_path, needs, task.rank_rule)
     except SourceError as error:

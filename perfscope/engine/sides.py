@@ -18,6 +18,7 @@ from perfscope.analyzers.compare.side import (
 )
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.constants import KIB
 from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError
@@ -31,8 +32,6 @@ from perfscope.sources.traces.files import TRACE_ENDINGS
 _OF_RUNS = frozenset(("steps", "mfu", "energy", "budget"))
 _OF_TRACES = frozenset(("budget",))
 _SCHEMA = b'"perfscope/'
-#: The schema is the first key of what perfscope saves.
-_HEAD_BYTES = 200
 _SEPARATOR = ","
 _ANY = Plan()
 
@@ -133,7 +132,7 @@ def _is_trace(path: Path) -> bool:
 def is_saved(path: Path) -> bool:
     """Whether a file is one that perfscope saved: an analysis, a baseline or a comparison."""
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(KIB)  # the schema is the first key
     return head.lstrip()[:1] == b"{" and _SCHEMA in head
 
 

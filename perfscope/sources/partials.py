@@ -83,8 +83,7 @@ def read_partials(location: str) -> Stored:
     """Read a file of partials, whose values are not decoded yet.
 
     Raises:
-        Missing: There is none.
-        Refused: It cannot be read, is too large, not whole, or not of this format.
+        Refused: It cannot be read, is too large, not whole, or not of this format; Missing where there is none.
     """
     try:
         with open_small(location) as file:
@@ -129,11 +128,7 @@ def to_bytes(stored: Stored) -> bytes:
 
 
 def pack_value(value: object, kind: object) -> bytes:
-    """A value of a type as bytes, from which ``unpack_value`` makes the same value again.
-
-    Raises:
-        Unstorable: It holds something that cannot be stored, or is not of the type.
-    """
+    """A value of a type as bytes, from which ``unpack_value`` makes the same again; Unstorable where it would not."""
     try:
         content = _ENCODER.encode(value)
         again = _ENCODER.encode(unpack_value(content, kind))
@@ -145,11 +140,7 @@ def pack_value(value: object, kind: object) -> bytes:
 
 
 def unpack_value(content: bytes, kind: object) -> object:
-    """The value of a type.
-
-    Raises:
-        ValueError: The bytes hold none, one of another type, or a number that is infinite or none.
-    """
+    """The value of a type; ValueError where the bytes hold another one, or a number that is infinite or none."""
     try:
         value: object = _decoder(kind).decode(content)
         is_finite = not _NOT_FINITE.search(content) or not _holds_no_number(_ANYTHING.decode(content))

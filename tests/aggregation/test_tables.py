@@ -9,8 +9,7 @@ import pytest
 
 from perfscope.aggregation.tables import ALL_ROWS, QUANTILES, Grouping, aggregate
 from perfscope.constants import MANY_RANKS
-from perfscope.renderers.csv import render as render_csv
-from perfscope.report import Cell, Column, Report, Row, Section
+from perfscope.report import Cell, Column, Row, Section
 
 COLUMNS = (Column("Rank"), Column("Steps"), Column("Time (ms)", 2), Column("Calls"))
 COUNT = MANY_RANKS + 100
@@ -89,9 +88,3 @@ def test_few_ranks_and_tables_of_something_else_stay_as_they_are() -> None:
     assert aggregate(kernels) is kernels
     steps = Section("Steps", COLUMNS, tuple((str(number % 8), "1", 1.0, 1) for number in range(5000)))
     assert aggregate(steps) is steps
-
-
-def test_csv_has_all_rows() -> None:
-    section = made(many_rows(1))
-    whole = Report("Title", {"schema": "x"}, (section,))
-    assert render_csv(Report("Title", {"schema": "x"}, (aggregate(section),))) == render_csv(whole)

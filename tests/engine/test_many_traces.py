@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from perfscope.engine.execution import measure_in_processes
+from perfscope.engine.execution import measure_in_processes, measure_on_dask
 from perfscope.engine.measuring import measure
 from perfscope.engine.run import Analysis, analyze
 from perfscope.engine.tasks import MeasuredTrace, MeasureTask
@@ -90,11 +90,17 @@ def dies_over(victim: str, files: TraceFiles) -> MeasuredTrace:
     return measure(files, TASK)
 
 
-def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["processes", "Dask"])
+def test_a_worker_that_is_killed_costs_no_trace(place: str, tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), files_of(paths), 2))
+    measure_all = partial(breaks_on, "rank005.json.gz", marks)
+    if place == "Dask":
+        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+            answers = list(measure_on_dask(measure_all, files_of(paths), cluster.scheduler_address))
+    else:
+        answers = list(measure_in_processes(measure_all, files_of(paths), 2))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
     assert [mark.name for mark in marks.iterdir()] == ["rank005.json.gz"]
@@ -149,12 +155,6 @@ def test_missing_ranks_are_named_unless_one_trace_was_meant(tmp_path: Path) -> N
     paths = job(tmp_path, 3, world=5)
     assert analyzed(*paths).damage == ("2 of 5 ranks have no trace: 3, 4",)
     assert analyzed(paths[1]).damage == ()
-
-
-def test_traces_of_different_jobs_are_told(tmp_path: Path) -> None:
-    job(tmp_path, 1, world=2)
-    write(tmp_path / "rank1.json", [kernel("gemm", 0, 10)], **distributed(1, 4))
-    assert any("jobs of different sizes: 2, 4" in line for line in analyzed(tmp_path).damage)
 
 
 def test_the_rank_may_be_given(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.commands.collect import collect
 from perfscope.engine.run import Plan, analyze
 from tests.conftest import ROOT
 from tests.engine.storing import copy_with_partials
@@ -48,20 +47,6 @@ def places(run: Path) -> Iterator[Path]:
 def in_place_of(file: Path, make: Callable[[Path], object]) -> None:
     file.unlink()
     make(file)
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_what_stands_in_the_place_of_partials_is_named_and_the_trace_is_read(kind: str, run: Path) -> None:
-    partials = sorted(run.glob(PARTIALS))[0]
-    in_place_of(partials, OTHERS[kind])
-    analysis = analyze([run], PLAN)
-    (note,) = analysis.notes
-    assert note.startswith(f"{partials} cannot be read: ")
-    assert note.endswith(": its trace is read")
-    assert not analysis.damage
-    outcome = collect([str(run)], run.parent / "merged", traces="none")
-    assert outcome.report is not None
-    assert len(list((run.parent / "merged" / "traces").glob("*.gz"))) == 1
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a link to a device"])

@@ -7,11 +7,13 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from benchmarks import kept_run
+from perfscope.constants import MOST_RANKS
 from perfscope.engine import measuring
-from perfscope.engine import partials as cache
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import find_inputs
 from perfscope.engine.run import Analysis, Plan, analyze, measure_with
@@ -21,6 +23,7 @@ from perfscope.errors import MissingInput, SourceError
 from perfscope.merging.merge import Choice, merge
 from perfscope.page.build import analyze_for_page, build_page
 from perfscope.renderers import Format, render
+from perfscope.sources.partials import read_partials, to_bytes
 from perfscope.sources.traces.files import find_traces
 from perfscope.wire.traces import partials_path
 from tests.conftest import ROOT
@@ -147,21 +150,21 @@ def test_a_file_that_cannot_be_taken_costs_a_note(how: str, run: Path, read: lis
     assert all("its trace is read" in note for note in analysis.notes)
 
 
-@pytest.mark.parametrize(
-    "failure", [SourceError("", "cannot be opened: the store refused it"), OSError(5, "the store refused it")]
-)
-def test_a_trace_that_cannot_be_compared_is_not_called_another_one(
-    run: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
-    def fails(*_: object) -> bool:
-        raise failure
-
-    monkeypatch.setattr(cache, "identify", fails)
+def test_a_job_of_more_ranks_than_there_can_be_is_not_believed(run: Path) -> None:
+    expected = texts(analyze([run], Plan(only=frozenset({"breakdown"}), is_fresh=True)))
+    for partials in run.rglob("*.partials"):
+        stored = read_partials(str(partials))
+        measured = msgspec.msgpack.decode(stored.trace)
+        assert measured[1][2] == 2  # the world size of its summary
+        measured[1][2] = 10**12
+        partials.write_bytes(to_bytes(replace(stored, trace=msgspec.Raw(msgspec.msgpack.encode(measured)))))
     analysis = analyze([run], Plan(only=frozenset({"breakdown"})))
+    assert texts(analysis) == expected
     (note,) = analysis.notes
-    assert "cannot be compared with its trace: " in note
-    assert "the store refused it" in note
-    assert "another trace" not in note
+    assert "is of more ranks than a job has" in note
+    record = run / "ranks" / "00001" / "rank.json"
+    record.write_text(record.read_text().replace('"world_size":2', f'"world_size":{MOST_RANKS + 1}'))
+    assert "ranks/00001/rank.json cannot be read" in analyze([run]).damage
 
 
 def test_absent_traces_whose_partials_are_damaged_are_damage(run: Path) -> None:

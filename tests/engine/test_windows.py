@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from perfscope.engine.analysis_report import to_report
 from perfscope.engine.execution import Execution
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.engine.windows import TraceFiles, plan_windows
-from perfscope.wire.records import StepRecord, WindowRecord, to_line
 from tests.sources.traces.two_windows import Launch, program, run_window, write_pair, write_window
 
 STEPS = [program(3), program(4), program(3)]
@@ -53,17 +51,6 @@ def test_times_are_the_light_windows_and_operators_and_collectives_the_others(tm
     assert (operation["operation"], operation["group_size"], operation["calls"]) == ("all_reduce", 2, 10)
 
 
-def test_every_result_of_traces_says_which_window_it_is_of(tmp_path: Path) -> None:
-    job(tmp_path, [STEPS, STEPS])
-    report = to_report(analyze([tmp_path]))
-    found: Any = report.data["results"]
-    del found["findings"]  # follows from the others
-    assert {name: result["window"] for name, result in found.items()} == dict.fromkeys(found, "light")
-    titles = [section.title for section in report.sections if any("light window" in note for note in section.notes)]
-    assert {"Device time", "Idle time by cause", "Kernels", "Collectives", "Stragglers"} <= set(titles)
-    assert report.data["windows"] == {"times": "light", "causes": "operators", "notes": []}
-
-
 def test_where_one_rank_ran_something_else_all_ranks_are_of_the_windows_with_operators(tmp_path: Path) -> None:
     job(tmp_path, [STEPS, OTHER])
     analysis = analyze([tmp_path])
@@ -98,17 +85,6 @@ def test_where_one_rank_has_no_light_window_none_is_used(tmp_path: Path) -> None
     analysis = analyze([tmp_path])
     assert analysis.windows.notes == ("The light windows are left out: there is none on rank 1.",)
     assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
-
-
-def test_traces_are_paired_by_what_they_say_wherever_they_lie(tmp_path: Path) -> None:
-    (operators, light), (more_operators, more_light) = job(tmp_path / "made", [STEPS, STEPS])
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for name, path in zip("bdac", (operators, light, more_operators, more_light), strict=True):
-        path.rename(flat / f"{name}.json.gz")
-    analysis = analyze([flat])
-    assert analysis.windows.times == "light"
-    assert steps_of(analysis) == [LIGHT_STEPS, LIGHT_STEPS]
 
 
 def test_a_light_trace_alone_has_its_times(tmp_path: Path) -> None:
@@ -157,26 +133,3 @@ def test_the_processes_of_a_restarted_rank_are_paired_apart(tmp_path: Path) -> N
         TraceFiles(str(light_folder / f"node_{pid}.9.pt.trace.json.gz"), str(folder / f"node_{pid}.4.pt.trace.json.gz"))
         for pid in (100, 555)
     }
-
-
-def test_the_records_of_a_run_say_which_trace_is_which(tmp_path: Path) -> None:
-    operators, light = job(tmp_path / "traces", [STEPS])[0]
-    folder = tmp_path / "ranks" / "00000"
-    folder.mkdir(parents=True)
-    windows = [(4, operators.name, "operators"), (9, f"light/{light.name}", "light")]
-    records = [
-        WindowRecord(first, first + 2, trace.removesuffix(".gz"), 1, 1, 1, 1, activities=activities)
-        for first, trace, activities in windows
-    ]
-    (folder / "events.jsonl").write_bytes(b"".join(map(to_line, records)))
-    steps = [StepRecord(step, step * 10**7, "optimizer", 10**7) for step in range(1, 15)]
-    (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, steps)))
-    (folder / "rank.json").write_text(
-        json.dumps(
-            {"rank": 0, "world_size": 1, "host": "node", "pid": 1, "wall_ns": 1, "monotonic_ns": 1, "python": "3"}
-        )
-    )
-    (tmp_path / "run.json").write_text("{}")
-    analysis = analyze([tmp_path])
-    assert (analysis.windows.times, analysis.damage) == ("light", ())
-    assert steps_of(analysis) == [LIGHT_STEPS]

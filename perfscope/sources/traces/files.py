@@ -27,11 +27,7 @@ MOST_FILES = 100_000
 
 
 def open_trace(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
-    """Open a file for reading bytes, or a URL, of which so many bytes are asked for at once.
-
-    Raises:
-        SourceError: It cannot be opened.
-    """
+    """Open a file for reading bytes, or a URL, of which some are asked for at once; SourceError where it cannot be."""
     if is_url(location):
         return open_stored(location, ahead_bytes)
     try:
@@ -73,11 +69,7 @@ def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
 
 
 def find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
-    """The traces below folders of which the partials alone are there, by the paths that they would have.
-
-    Raises:
-        SourceError: A folder cannot be listed.
-    """
+    """The traces below folders of which the partials alone are there, by the paths that they would have."""
     beside = {partials_path(trace) for trace in traces}
     endings = (PARTIALS_SUFFIX,)
     # One text for each, in one list: sets of very many would take several times as much memory.

@@ -23,21 +23,16 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 #: A megabyte when inflated: more would not stay in the processor's cache.
 READ_BYTES = 64 * KIB
-_MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
 _LARGEST_KEPT_BYTES = 31 * MIB
 #: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
 LARGEST_RATIO = 250
-_RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
 
 
 def read_blocks(path: str, damage: list[str], ahead_bytes: int = AHEAD_BYTES) -> Iterator[bytes]:
     """Yield a file's content piece by piece; its damage is added to ``damage`` as sentences.
 
-    Of a URL ``ahead_bytes`` are asked for at once.
-
-    Raises:
-        SourceError: The file cannot be opened, or inflates without end.
+    Of a URL ``ahead_bytes`` are asked for at once. SourceError where it cannot be opened, or inflates without end.
     """
     # glibc maps and unmaps large blocks anew until a block of that size was freed: M_MMAP_THRESHOLD in mallopt(3).
     bytes(_LARGEST_KEPT_BYTES)
@@ -82,20 +77,19 @@ def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[
         read += len(block)
         while block:
             try:
-                data = stream.decompress(block, _MOST_INFLATED_BYTES)
+                data = stream.decompress(block)
             except _INFLATE_ERROR as error:
                 yield _inflate_carefully(path)[inflated:]
                 damage.append(f"{path}: its gzip stream is damaged ({_reason(error)}); what follows it is lost")
                 return
             inflated += len(data)
-            if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > LARGEST_RATIO * read:
+            if inflated > LARGEST_RATIO * max(read, READ_BYTES):
                 raise SourceError(path, f"inflates to more than {LARGEST_RATIO} times its size: it is not a trace")
             yield data
-            block = stream.unconsumed_tail
             is_complete = stream.eof
+            # A gzip file may have several members; padding follows the last one.
+            block = stream.unused_data if stream.unused_data.startswith(_GZIP_MAGIC) else b""
             if is_complete:
-                # A gzip file may have several members; padding follows the last one.
-                block = stream.unused_data if stream.unused_data.startswith(_GZIP_MAGIC) else b""
                 stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     if not is_complete:
         yield stream.flush()

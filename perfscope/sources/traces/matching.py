@@ -35,12 +35,9 @@ _Path: TypeAlias = "tuple[int, int, int, _Path] | None"
 
 
 class NoMatch(Exception):
-    """The two windows of a process cannot be matched.
+    """The two windows of a process cannot be matched, for a reason in words.
 
-    Attributes:
-        reason: Why, in words.
-        rank: The rank; absent where nothing states it.
-        damage: What is lost of the light window, as sentences.
+    ``damage`` is what is lost of the light window, as sentences; ``rank`` is absent where nothing states it.
     """
 
     def __init__(self, reason: str, rank: int | None, damage: tuple[str, ...]) -> None:
@@ -67,11 +64,7 @@ class MatchedStep(Struct, frozen=True, eq=False):
 
 
 def match_steps(operators: Trace, light: Trace) -> list[MatchedStep]:
-    """Match every step of a light window, in order.
-
-    Raises:
-        NoMatch: There is no step to match, or a step has none that ran nearly the same.
-    """
+    """Match every step of a light window, in order; NoMatch where a step has none that ran nearly the same."""
     if not len(light.steps) or not len(operators.steps):
         window = "the light window" if not len(light.steps) else "the window with operators"
         raise NoMatch(f"{window} contains no complete step", light.rank, light.damage)
@@ -152,7 +145,6 @@ def _joined(pairs: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
 
 
 def _describe_difference(operators: Trace, light: Trace, expected: _Streams, streams: _Streams) -> str:
-    """The first difference of two steps, in words."""
     if not streams or not expected:
         return f"{'it' if not streams else 'that one'} launched nothing on a GPU"
     for gpu, stream in sorted({*expected, *streams}):
@@ -173,10 +165,7 @@ def _name(trace: Trace, step: int) -> str:
 
 
 def align(first: Int64, second: Int64) -> tuple[Int64, Int64]:
-    """Rows of equal names in both sequences, pair by pair; both rise. What is in no pair has no twin.
-
-    They are as many as possible up to ``_MOST_DIFFERENCES`` names without a twin, and nearly so beyond.
-    """
+    """Rows of equal names in both sequences, pair by pair; both rise. What is in no pair has no twin."""
     if np.array_equal(first, second):
         return np.arange(len(first)), np.arange(len(first))
     names, twins = first.tolist(), second.tolist()

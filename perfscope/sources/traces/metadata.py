@@ -12,7 +12,8 @@ from perfscope.sources.traces.inflate import read_blocks
 from perfscope.wire import TRACE_METADATA
 from perfscope.wire.traces import TraceMetadata
 
-LARGEST_HEAD_BYTES = 16 * MIB
+#: Nothing before the events is larger, nor after them, and no event.
+LARGEST_PART_BYTES = 16 * MIB
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
@@ -45,7 +46,7 @@ def read_metadata(location: str) -> TraceMetadata | None:
             start = start_of_events(head)
             if start is not None:
                 return _decode_head(head[:start] + b"]}").hooks
-            if len(head) > LARGEST_HEAD_BYTES:
+            if len(head) > LARGEST_PART_BYTES:
                 break
     except (SourceError, msgspec.MsgspecError, UnicodeDecodeError):
         pass

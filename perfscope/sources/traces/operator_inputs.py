@@ -53,7 +53,7 @@ class InputTexts:
         return needed
 
     def details(self, sequence: Int64, forward_thread: Int64, inputs: Int64) -> OperatorDetails:
-        """The details of operators."""
+        """Finish the columns."""
         return OperatorDetails(sequence, forward_thread, inputs, tuple(map(_parse, self._numbers)))
 
 

@@ -70,7 +70,7 @@ class WindowTimeline(Struct, frozen=True, eq=False):
 
     @classmethod
     def through(cls, moments_ns: Int64, same_ns: Int64) -> WindowTimeline:
-        """A timeline through pairs of moments, of which there must be at least one.
+        """A timeline through pairs of moments, at least one.
 
         Threads that launch at the same time need not do so in the same order again. A pair that is not later than all
         before it in both windows is left out.
@@ -99,7 +99,6 @@ class _Stretch(Struct, frozen=True, eq=False):
     """Consecutive steps of the light window that match consecutive steps with operators.
 
     Attributes:
-        steps: The steps.
         start_ns, end_ns: From the beginning of the first one to the end of the last one, where operators are.
         timeline: The host's time there and in the light window.
         repetition: How many stretches before this one matched one of the same steps with operators.
@@ -141,7 +140,7 @@ class _Stretch(Struct, frozen=True, eq=False):
         return moved, replace(details, sequence=self.move_ids(details.sequence, largest))
 
     def move_times(self, spans: ThreadSpans) -> ThreadSpans:
-        """The stretches of time that begin in these steps, where they are in the light window."""
+        """See ``move``."""
         inside = (spans.start_ns >= self.start_ns) & (spans.start_ns < self.end_ns)
         start_ns, end_ns = spans.start_ns[inside], np.minimum(spans.end_ns[inside], self.end_ns)
         return ThreadSpans(self.timeline.at(start_ns), self.timeline.at(end_ns), spans.thread[inside])
@@ -185,7 +184,6 @@ def _find_timeline(operators: Trace, light: Trace, steps: Sequence[MatchedStep])
 
 
 def _attribute(operators: Trace, light: Trace, stretches: Sequence[_Stretch], largest_id: int) -> DeviceEvents:
-    """The light window's device events, with what is known of them where operators are recorded."""
     known, device = operators.device, light.device
     columns = {name: getattr(device, name).copy() for name in ("work", "external_id", "bytes", "collective")}
     columns["collective"] += np.where(device.collective == ABSENT, 0, len(operators.collectives))

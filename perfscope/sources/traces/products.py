@@ -164,11 +164,7 @@ class ProductFinder:
         self._decode_list = list_decoder(_Event)
 
     def add(self, texts: Sequence[bytes]) -> None:
-        """Decode events, mended where they must be.
-
-        Raises:
-            DoesNotFit: One cannot be read.
-        """
+        """Decode events, mended where they must be; DoesNotFit where one cannot be read."""
         try:
             self.decode(b"[%b]" % b",".join(texts))
         except FAILURES:
@@ -179,11 +175,7 @@ class ProductFinder:
                     raise DoesNotFit from None
 
     def decode(self, events: bytes) -> None:
-        """Decode a list of events in JSON, of whatever layout.
-
-        Raises:
-            msgspec.MsgspecError: It cannot be read.
-        """
+        """Decode a list of events in JSON, of whatever layout; a msgspec.MsgspecError where it cannot be read."""
         for event in self._decode_list(events):
             meaning = find_meaning(event.name) if event.cat == "cpu_op" else None
             if meaning is None:

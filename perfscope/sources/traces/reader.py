@@ -21,7 +21,7 @@ from perfscope.sources.traces.annotated_calls import find_copied_collectives, na
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
-from perfscope.sources.traces.metadata import LARGEST_HEAD_BYTES, start_of_events
+from perfscope.sources.traces.metadata import LARGEST_PART_BYTES, start_of_events
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
@@ -70,8 +70,6 @@ class _Document(msgspec.Struct, rename={
 
 
 class _Content(Struct, frozen=True):
-    """The content of a file: its events as columns, its metadata, and its damage."""
-
     columns: Columns
     document: _Document
     damage: tuple[str, ...]
@@ -83,12 +81,9 @@ def read_trace(
     events: Events = ALL_EVENTS,
     rank_rule: RankRule = RANK_IN_FILE_NAME,
 ) -> Trace:
-    """Read a trace; only the requested kinds of events are decoded.
+    """Read a trace, by its path or URL; only the requested kinds of events are decoded.
 
-    Args:
-        path: The file, or a URL.
-        events: The kinds of events.
-        rank_rule: How the rank of a trace that does not state it is found.
+    ``rank_rule`` finds the rank of a trace that does not state it.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is not a trace.
@@ -105,11 +100,7 @@ def read_trace(
 
 
 def _scan(path: str, events: Events) -> _Content:
-    """Find the requested events block by block.
-
-    Raises:
-        DoesNotFit: The layout is unknown, or not kept.
-    """
+    """Find the requested events block by block; DoesNotFit where the layout is unknown, or not kept."""
     damage: list[str] = []
     with read_ahead(path, damage) as blocks:
         head = read_head(blocks)
@@ -128,11 +119,7 @@ def _scan(path: str, events: Events) -> _Content:
 
 
 def _refuse_other_tools(path: str) -> None:
-    """Refuse a file of events in Chrome's format of which torch.profiler writes none.
-
-    Raises:
-        NotATrace: It is that.
-    """
+    """Refuse a file of events in Chrome's format of which torch.profiler writes none."""
     has_events = False
     for block in read_blocks(path, []):
         if _OF_TORCH.search(block):
@@ -144,11 +131,7 @@ def _refuse_other_tools(path: str) -> None:
 
 
 def _refuse_merged(path: str, head: bytes) -> None:
-    """Refuse what `perfscope export` wrote: the ranks in it would count as one.
-
-    Raises:
-        NotATrace: It is that.
-    """
+    """Refuse what `perfscope export` wrote: the ranks in it would count as one."""
     if MERGED_MARK in head:
         raise NotATrace(path, "is a merged timeline of ranks, for viewers", hint="analyze the traces of the ranks")
 
@@ -159,7 +142,7 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
     for block in blocks:
         head = head + block if head else block
         start = start_of_events(head)
-        if len(head) > LARGEST_HEAD_BYTES or (start is not None and len(head) - start > _HEAD_BYTES):
+        if len(head) > LARGEST_PART_BYTES or (start is not None and len(head) - start > _HEAD_BYTES):
             break
     return head
 
@@ -167,9 +150,7 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
 def read_events(path: str, kind: type[_T]) -> Iterator[list[_T]]:
     """Yield all events of a trace, those of a block together; damaged ones are left out.
 
-    Args:
-        path: The file, plain or gzip.
-        kind: A msgspec.Struct of the keys that are wanted, with a default for each.
+    ``kind`` is a msgspec.Struct of the keys that are wanted, with a default for each.
 
     Raises:
         SourceError: The file cannot be opened, or is not a trace.

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from perfscope.sources.traces.columns import Columns
+from perfscope.sources.traces.metadata import LARGEST_PART_BYTES
 from perfscope.sources.traces.products import ProductFinder, find_meaning
 from perfscope.sources.traces.records import (
     KIND,
@@ -25,7 +26,6 @@ from perfscope.sources.traces.records import (
 )
 from perfscope.sources.traces.stream import (
     FAILURES,
-    LARGEST_EVENT_BYTES,
     DoesNotFit,
     Salvager,
     end_of_event,
@@ -92,10 +92,7 @@ def find_layout(text: bytes, start: int) -> TextLayout | None:
 class Scanner:
     """Collects the requested events of blocks of text that follow each other.
 
-    Attributes:
-        columns: The events.
-        finder: The products among them; None where they are not requested.
-        events: How many events were passed.
+    ``finder`` has the products, None where they are not requested; ``events`` is how many were passed.
     """
 
     def __init__(self, requested: Events, layout: TextLayout) -> None:
@@ -128,11 +125,7 @@ class Scanner:
                 self._groups[kind] = [], None if is_timed else of_kind
 
     def collect(self, blocks: Iterable[bytes]) -> None:
-        """Collect the events of a text that begins with one.
-
-        Raises:
-            DoesNotFit: The layout is not kept, or no event ends for 64 MB.
-        """
+        """Collect the events of a text that begins with one; DoesNotFit where the layout is not kept."""
         opening, separator = self._opening, self._layout.separator
         is_first = True
         for block in blocks:
@@ -146,7 +139,7 @@ class Scanner:
                 self.events += len(texts)
                 self._sort(texts)
                 self._add()
-            elif len(text) > LARGEST_EVENT_BYTES:
+            elif len(text) > LARGEST_PART_BYTES:
                 raise DoesNotFit
 
     def _sort(self, texts: Sequence[bytes]) -> None:
@@ -196,11 +189,7 @@ class Scanner:
         self.finder.add([self._opening + text + self._layout.close for text in chosen])
 
     def finish(self) -> tuple[bytes, bool]:
-        """Collect the last event; returns the text after it, and whether that closes the list of events.
-
-        Raises:
-            DoesNotFit: The layout is not kept.
-        """
+        """Collect the last event; returns the text after it, and whether that closes the list of events."""
         rest = self._opening + self._rest
         end = end_of_event(rest, 0, len(rest))
         last = None if end is None else self._of_any.decode_event(rest[:end])
@@ -217,11 +206,7 @@ class Scanner:
         return tail, is_closed
 
     def _add_odd(self, text: bytes) -> None:
-        """Add an event that is not written as the layout says.
-
-        Raises:
-            DoesNotFit: The text is not one event.
-        """
+        """Add an event that is not written as the layout says; DoesNotFit where it is not one event."""
         try:
             event = self._of_any.decode_strictly(text)
             if self.finder:
@@ -241,11 +226,7 @@ class _Decoder(Generic[_E]):
         self._salvager = Salvager(self.decode_strictly)
 
     def decode(self, texts: Sequence[bytes]) -> list[_E]:
-        """The events of some texts, which lack the first letters and the last ones.
-
-        Raises:
-            DoesNotFit: An event cannot be read.
-        """
+        """The events of some texts, which lack their first and last letters; DoesNotFit where one cannot be read."""
         try:
             joined = (self._close + b"," + self._opening).join(texts)
             events = self._decode_list(b"[%b%b%b]" % (self._opening, joined, self._close))

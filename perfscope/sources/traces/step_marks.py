@@ -31,15 +31,7 @@ def mark_steps(
 ) -> tuple[dict[str, int], HostSpans]:
     """The names and the annotations of a trace with one ``ProfilerStep#N`` for each step of a window of the hooks.
 
-    Args:
-        metadata: What the hooks wrote into the trace.
-        base_ns: What the exporter adds for wall-clock time.
-        names: Every name, at its number.
-        calls: The calls that the trace contains.
-        annotations: The annotations that the trace contains.
-
-    Returns:
-        Both as they are where the trace is not one of the hooks, or has no marks of theirs.
+    Both are as they are where the trace is not one of the hooks, or has no marks of theirs.
     """
     numbered = {name: number for number, name in enumerate(names)}
     steps = len(metadata.edges_ns) - 1

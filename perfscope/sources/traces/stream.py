@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from perfscope.constants import KIB, MIB
+from perfscope.sources.traces.metadata import LARGEST_PART_BYTES
 
 _E = TypeVar("_E")  # the type of a decoded event
 _KEYS = b"ph|cat|name|pid|tid|ts|dur|args|id|s|bp"
@@ -34,8 +35,6 @@ _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _CHUNK_BYTES = MIB
 _NEAR_BYTES = 64 * KIB
 _BOUNDARIES_TRIED = 16
-#: No event is larger, and nothing that follows the events.
-LARGEST_EVENT_BYTES = 64 * MIB
 
 
 def list_decoder(kind: type[_E]) -> Callable[[bytes], list[_E]]:
@@ -52,9 +51,8 @@ class Salvage(Struct, Generic[_E], frozen=True):
     """The events of a damaged text.
 
     Attributes:
-        events: Those that could be read.
         lost: How many could not be read at all.
-        end: Where the text ends that was looked at: behind the last event of the list, if the list has an end.
+        end: Where the text ends that was looked at: after the last event of the list, if the list has an end.
         is_closed: Whether the list of events has an end.
         is_last_lost: Whether the last event of the text is among those that could not be read.
     """
@@ -161,8 +159,7 @@ class EventStream(Generic[_E]):
     """The events of one trace.
 
     Attributes:
-        events: How many were read.
-        lost: How many could not be read.
+        events, lost: How many were read, and could not be read.
         is_closed: Whether the list of events has an end.
         tail: What follows the last event.
     """
@@ -179,9 +176,7 @@ class EventStream(Generic[_E]):
     def read(self, text: bytes, blocks: Iterator[bytes]) -> Iterator[tuple[list[_E], bytes]]:
         """Yield the events, those of a chunk together, with the text of each chunk where it is valid JSON.
 
-        Args:
-            text: What stands behind the bracket of the list, as far as it was read.
-            blocks: What follows.
+        ``text`` is what follows the bracket of the list, as far as it was read, and ``blocks`` the rest.
         """
         self._rest = text
         wanted = _CHUNK_BYTES
@@ -189,9 +184,9 @@ class EventStream(Generic[_E]):
             self._rest += chunk
             while not self.is_closed and len(self._rest) >= wanted:
                 before = len(self._rest)
-                yield from self._advance(is_last=before > LARGEST_EVENT_BYTES)
+                yield from self._advance(is_last=before > LARGEST_PART_BYTES)
                 wanted = _CHUNK_BYTES if len(self._rest) < before else 2 * before
-            if self.is_closed and len(self._rest) > LARGEST_EVENT_BYTES:
+            if self.is_closed and len(self._rest) > LARGEST_PART_BYTES:
                 break
         if not self.is_closed:
             yield from self._finish()
@@ -219,7 +214,6 @@ class EventStream(Generic[_E]):
             yield self._salvage(ends[-1] if ends else len(rest)), b""
 
     def _finish(self) -> Iterator[tuple[list[_E], bytes]]:
-        """The last events, and the end of the list."""
         for end in (b"", b"}"):
             try:
                 text = bytes(msgspec.json.decode(b'{"events":[' + self._rest + end, type=_Last).events)
@@ -233,7 +227,6 @@ class EventStream(Generic[_E]):
         yield self._salvage(len(self._rest)), b""
 
     def _salvage(self, end: int) -> list[_E]:
-        """The events of a damaged text one by one."""
         salvage = self._salvager.salvage(self._rest[:end])
         self._rest = self._rest[salvage.end :]
         self.is_closed = salvage.is_closed

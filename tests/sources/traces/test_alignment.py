@@ -26,38 +26,6 @@ def longest_common(first: list[int], second: list[int]) -> int:
     return row[-1]
 
 
-LAYERS = [1, 2, 3, 1, 2, 3, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "pairs"),
-    [
-        pytest.param(LAYERS, LAYERS, [(place, place) for place in range(9)], id="the same"),
-        pytest.param(
-            LAYERS, [*LAYERS[:4], 9, *LAYERS[4:]], [(place, place + (place > 3)) for place in range(9)], id="one more"
-        ),
-        pytest.param(
-            LAYERS,
-            [*LAYERS[:4], *LAYERS[5:]],
-            [(place, place - (place > 4)) for place in range(9) if place != 4],
-            id="one of a name that recurs is missing",
-        ),
-        pytest.param([1, 2, 3, 4, 5], [2, 1, 3, 4, 5], [(2, 2), (3, 3), (4, 4)], id="two in another order"),
-        pytest.param([5, 5, 5], [5, 5], [(0, 0), (1, 1)], id="a name alone"),
-        pytest.param([1, 7, 8, 7, 8, 2], [1, 7, 8, 2], [(0, 0), (1, 1), (2, 2), (5, 3)], id="one expert less"),
-        pytest.param([1, 2], [3, 4], [], id="nothing in common"),
-        pytest.param([], [1], [], id="nothing"),
-    ],
-)
-def test_places_of_equal_names_are_paired_in_order(
-    first: list[int], second: list[int], pairs: list[tuple[int, int]]
-) -> None:
-    found = pairs_of(first, second)
-    if first[:2] == [1, 2] and second[:2] == [2, 1]:  # either of the two that changed places may have its twin
-        found = [pair for pair in found if pair not in ((0, 1), (1, 0))]
-    assert found == pairs
-
-
 class Layers:
     """A step of layers: each has kernels that always run, and those of the experts that had tokens."""
 

@@ -81,7 +81,7 @@ def test_traces_are_scanned_piece_by_piece_wherever_the_pieces_end(monkeypatch: 
     whole = parsed(path)
     monkeypatch.setattr(trace, "_HEAD_BYTES", 3000)
     for size in (997, 4096, 65537):
-        monkeypatch.setattr(inflate, "_MOST_INFLATED_BYTES", size)
+        monkeypatch.setattr(inflate, "READ_BYTES", size)
         assert same(scanned(path), whole)
 
 

@@ -71,6 +71,19 @@ def test_real_traces_have_the_same_moments_with_and_without_their_operators(trac
     assert alone == moments(TRACES / trace, BASIC_EVENTS | Events.OPERATORS)
 
 
+@pytest.mark.parametrize("run", ["ddp_gpu_bound", "host_bound"])
+def test_operators_that_may_wait_are_the_same_with_and_without_all_operators(run: str) -> None:
+    path = sorted((ROOT / "fixtures" / "light" / run / "traces").glob("*.gz"))[0]
+    quick, whole = (
+        read_trace(path, BASIC_EVENTS | Events.CALLERS | more) for more in (Events.OPERATOR_TIMES, Events.OPERATORS)
+    )
+    rows = [
+        sorted(zip((of.names[name] for name in of.callers.name), of.callers.start_ns.tolist(), strict=True))
+        for of in (quick, whole)
+    ]
+    assert rows[0] == rows[1] != []
+
+
 @pytest.mark.parametrize("end", [0.4, 0.7])
 def test_of_a_trace_that_is_cut_off_the_operators_before_the_cut_count(tmp_path: Path, end: float) -> None:
     events = [

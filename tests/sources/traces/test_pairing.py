@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.sources.traces.matching import NoMatch, _align_streams
+from perfscope.sources.traces.matching import NoMatch
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.sources.traces.pairing import WindowTimeline, pair_windows
 from perfscope.sources.traces.reader import read_trace
@@ -70,17 +69,6 @@ def test_a_collective_is_known_by_what_the_profiler_said_with_operators(tmp_path
     by_launch = [sequences[row] for row in np.argsort(paired.device.correlation, kind="stable")]
     assert by_launch == expected
     assert paired.groups["0"].ranks == (0, 1)
-
-
-def test_the_steps_are_those_of_the_light_window_between_its_marks(tmp_path: Path) -> None:
-    steps = [program(2)] * 3
-    operators, light = both(write_pair(tmp_path, steps, steps))
-    paired = pair_windows(operators, light)
-    truth = run_window(steps, first=9, light=True, begin=1_000_000).edges
-    assert names_of(paired, paired.steps) == ["ProfilerStep#9", "ProfilerStep#10", "ProfilerStep#11"]
-    assert paired.steps.start_ns.tolist() == truth[:-1]
-    assert paired.steps.end_ns.tolist() == truth[1:]
-    assert set(paired.step.tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -162,27 +150,6 @@ def test_a_window_without_steps_is_not_matched(tmp_path: Path) -> None:
         pair_windows(operators, replace(light, annotations=light.annotations.take(none)))
     with pytest.raises(NoMatch, match="the window with operators contains no complete step"):
         pair_windows(replace(operators, annotations=operators.annotations.take(none)), light)
-
-
-def test_a_short_stream_takes_no_long_one_that_begins_as_it_does() -> None:
-    long, short = list("abcdef"), list("ab")
-    names = [*dict.fromkeys([*(f"m{number}" for number in range(50)), *long])]
-
-    def streams(of: dict[int, list[str]]) -> dict[tuple[int, int], Any]:
-        rows, start = {}, 0
-        for stream, kernels in of.items():
-            rows[0, stream] = np.arange(start, start + len(kernels))
-            start += len(kernels)
-        return rows
-
-    def numbers(of: dict[int, list[str]]) -> Any:
-        return np.array([names.index(name) for kernels in of.values() for name in kernels])
-
-    main = names[:50] * 4
-    operators, light = {7: main, 20: long, 21: short}, {7: main, 30: short, 31: long}
-    pairs = _align_streams(streams(operators), streams(light), numbers(operators), numbers(light))
-    assert pairs is not None
-    assert len(pairs[0]) == len(main) + len(long) + len(short)
 
 
 def test_the_metadata_are_read_from_the_beginning_of_a_trace(tmp_path: Path) -> None:

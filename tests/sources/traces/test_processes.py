@@ -29,14 +29,3 @@ def test_each_kernel_has_the_launch_and_the_step_of_its_own_process(tmp_path: Pa
     assert trace.calls.process[trace.launch].tolist() == trace.device.device.tolist()
     assert trace.steps.process[trace.step].tolist() == trace.device.device.tolist()
     assert (trace.device.start_ns - trace.calls.start_ns[trace.launch] == 20).all()
-
-
-def test_processes_that_count_apart_need_no_guess(tmp_path: Path) -> None:
-    second = [
-        {**event, "args": {**event["args"], "correlation": event["args"]["correlation"] + 50}}
-        if "args" in event
-        else event
-        for event in of_process(2, 30)
-    ]
-    trace = read_trace(write(tmp_path / "both.json", [*of_process(1, 0), *second]))
-    assert trace.calls.process[trace.launch].tolist() == trace.device.device.tolist()
