@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LoaderRecord:
-    """A DataLoader; loaders with the same options are one entry, whose iterations began ``starts`` times.
+    """A DataLoader; loaders with the same options are one entry.
 
-    ``prefetch`` is how many batches each worker loads ahead; ``persistent`` workers outlive an epoch.
+    Attributes:
+        workers: Processes that load.
+        pin_memory: Whether batches are copied into pinned memory.
+        prefetch: Batches that each worker loads ahead; absent without workers.
+        persistent: Whether workers outlive an epoch.
+        starts: How often an iteration began.
     """
 
     workers: int
@@ -21,7 +26,14 @@ class LoaderRecord:
 
 @dataclass(frozen=True)
 class DdpRecord:
-    """What DistributedDataParallel was built with: its largest bucket, and all gradients that it reduces."""
+    """What DistributedDataParallel was built with.
+
+    Attributes:
+        find_unused_parameters: It searches each output's graph for parameters that get no gradient.
+        bucket_bytes: Largest bucket of gradients.
+        gradient_bytes: All gradients that it reduces.
+        tensors: How many there are.
+    """
 
     find_unused_parameters: bool
     bucket_bytes: int | None
@@ -31,7 +43,16 @@ class DdpRecord:
 
 @dataclass(frozen=True)
 class OptimizerRecord:
-    """The class of the optimizer that was seen to step first, its options where set, and how many parameters it has."""
+    """The optimizer that was seen to step first.
+
+    Attributes:
+        name: Its class.
+        module: The module that defines the class.
+        foreach: Its option ``foreach``; absent where it is not set, or the class has none.
+        fused: Its option ``fused``; likewise.
+        has_fused: Whether the class has the option ``fused``.
+        tensors: Parameters that it steps.
+    """
 
     name: str
     module: str
@@ -43,7 +64,13 @@ class OptimizerRecord:
 
 @dataclass(frozen=True)
 class PaddingRecord:
-    """The attention masks of the first batches of data loaders: positions in them, and those that hold padding."""
+    """The attention masks of the first batches of data loaders.
+
+    Attributes:
+        positions: Positions in them.
+        padded: Positions that hold padding.
+        batches: How many batches were looked at.
+    """
 
     positions: int
     padded: int
@@ -57,6 +84,9 @@ class SetupRecord:
     Attributes:
         frameworks: What is loaded of ``deepspeed``, ``megatron``, ``transformers``, ``lightning``, ``accelerate`` and
             ``torchtitan``.
+        loaders: Its data loaders.
+        ddp: DistributedDataParallel; absent where it is not used.
+        optimizer: Absent where none was seen.
         engine: Plain options of DeepSpeed's engine, by its own names.
         padding: Absent where no batch has an attention mask.
         collects_garbage: Whether Python's garbage collection was on after the first step.
