@@ -29,11 +29,7 @@ def describe_kind(mode: int) -> str | None:
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Open a file without waiting for a FIFO's writer, who may never come; a device may never end.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
+    """Open a regular file, else ``OSError``: a FIFO's writer may never come, and a device may never end."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -43,20 +39,12 @@ def open_descriptor(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> i
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file to read its bytes.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
+    """Open a regular file to read its bytes, else ``OSError``."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
 def read_regular(path: Path) -> bytes:
-    """All bytes of a regular file.
-
-    Raises:
-        OSError: It cannot be read, or is no regular file.
-    """
+    """All bytes of a regular file, else ``OSError``."""
     with open_regular(path) as file:
         return file.read()
 

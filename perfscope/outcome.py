@@ -11,16 +11,13 @@ from perfscope.report import Report
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a command.
+    """The end of a command: its report, or a text that is printed as it is; and how the process ends.
 
     Attributes:
-        report: The answer, for standard output; absent where a command has none.
         format: How the report is written; where it is None, on a terminal as one screen, and elsewhere as markdown.
         in_full: Whether a terminal shows all sections of the report, not one screen of the most important.
-        text: What is printed as it is, for a command without a report.
         notes: Lines about the data, for standard error; hidden by ``--quiet``.
-        exit_code: What the process ends with; a profiled command's own code for ``profile``.
-        signal: The signal to die by instead, as the profiled command did.
+        signal: The signal to die by instead of the exit code, as the profiled command did.
     """
 
     report: Report | None = None

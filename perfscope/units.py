@@ -47,14 +47,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", re.ASCII)
 
 
 def parse_parameters(text: str) -> int:
-    """Read a model size such as ``52B``, ``7.5B``, ``125M`` or ``52e9`` as a number of parameters.
-
-    >>> parse_parameters("7.5B")
-    7500000000
-
-    Raises:
-        UsageError: The text is no size, is not positive, or is too small to be a model.
-    """
+    """Read a model size such as ``52B``, ``7.5B``, ``125M`` or ``52e9``; ``UsageError`` where it is none of a model."""
     parameters = _parse_count(text)
     if parameters is None:
         raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M; B is 10**9")
@@ -66,14 +59,7 @@ def parse_parameters(text: str) -> int:
 
 
 def parse_tokens(text: str) -> int:
-    """Read a number of tokens such as ``260B``, ``3.5T`` or ``2.5e9``.
-
-    >>> parse_tokens("3.5T")
-    3500000000000
-
-    Raises:
-        UsageError: The text is not a number of tokens, or is not positive.
-    """
+    """Read a number of tokens such as ``260B``, ``3.5T`` or ``2.5e9``; ``UsageError`` where it is none."""
     tokens = _parse_count(text)
     if tokens is None:
         raise UsageError(f"{text!r} is not a number of tokens", hint="write it as 260B, 3.5T or 300M; B is 10**9")
@@ -97,11 +83,7 @@ def _parse_count(text: str) -> int | None:
 def parse_duration_ns(text: str) -> int:
     """Read a time such as ``127``, ``127s``, ``2m7s`` or ``127000ms`` as nanoseconds; a bare number is in seconds.
 
-    >>> parse_duration_ns("2m7s") == parse_duration_ns("127") == parse_duration_ns("127000ms")
-    True
-
-    Raises:
-        UsageError: The text is not a time, or the time is not positive.
+    A text that is no positive time is a ``UsageError``.
     """
     stripped = text.strip()
     total = Decimal(0)

@@ -15,11 +15,7 @@ from perfscope.report import MOST_ROWS, Json, Report
 
 
 class ComparedRuns:
-    """B compared with A; it shows itself in a notebook, and ``str(compared)`` is markdown.
-
-    Attributes:
-        comparison: The comparison behind it.
-    """
+    """B compared with A; it shows itself in a notebook, and ``str(compared)`` is markdown."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison

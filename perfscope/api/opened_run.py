@@ -44,21 +44,13 @@ _COMPARING = "perfscope.api.comparing"
 
 
 class Page:
-    """A run on one HTML page that needs no network; a notebook shows it in a frame.
-
-    Attributes:
-        html: The page.
-    """
+    """A run on one HTML page that needs no network, as ``html``; a notebook shows it in a frame."""
 
     def __init__(self, html: str) -> None:
         self.html = html
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page, and return its path.
-
-        Raises:
-            SourceError: The file cannot be written.
-        """
+        """Write the page, and return its path; ``SourceError`` where it cannot be written."""
         target = Path(path)
         replace_file(target, self.html.encode())
         return target
@@ -94,11 +86,7 @@ class OpenedRun:
 
     @cached_property
     def analysis(self) -> Analysis:
-        """The analysis behind the results, for analyzers and reports.
-
-        Raises:
-            SourceError: No trace can be read, and there is nothing else.
-        """
+        """The analysis behind the results; ``SourceError`` where no trace can be read, and there is nothing else."""
         return analyze_inputs(self._inputs, self._plan)
 
     @property
@@ -176,11 +164,7 @@ class OpenedRun:
         return result
 
     def page(self) -> Page:
-        """The page of ``perfscope export``: findings, charts and a timeline of all ranks. ``save`` writes it.
-
-        Raises:
-            SourceError: No trace can be read, and there is nothing else.
-        """
+        """The page of ``perfscope export``: findings, charts and a timeline of all ranks. ``save`` writes it."""
         page = import_module("perfscope.page")
         return Page(page.build_page(page.analyze_for_page(self._inputs, self._plan)))
 

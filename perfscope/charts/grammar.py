@@ -18,14 +18,7 @@ class Scale(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """An axis of numbers.
-
-    Attributes:
-        label: What it shows, with its unit.
-        scale: How values become positions.
-        low, high: Where it begins and ends; absent where the marks decide.
-        ticks: Which values are labelled; empty where round ones are.
-    """
+    """An axis of numbers, with its unit in the label; without ``low``, ``high`` and ``ticks`` the marks decide."""
 
     label: str
     scale: Scale = Scale.LINEAR
@@ -36,12 +29,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """An axis of names; positions are their indexes.
-
-    Attributes:
-        label: What they are.
-        names: From the left to the right, or from the top to the bottom.
-    """
+    """An axis of names, from the left or from the top; positions are their indexes."""
 
     label: str
     names: tuple[str, ...]
@@ -81,14 +69,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """A part of a row, from one value of x to another.
-
-    Attributes:
-        row: The row's index.
-        start, end: Where it begins and ends.
-        tip: What it shows when pointed at.
-        text: What is written on it where it is wide enough.
-    """
+    """A part of a row, from one value of x to another: its tip, and a text on it where it is wide enough."""
 
     row: int
     start: float
@@ -130,15 +111,9 @@ Mark: TypeAlias = Line | Dots | Area | RowSpans | Heat
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart.
+    """A chart: what it shows, the same in a sentence for those who cannot see it, and marks from back to front.
 
-    Attributes:
-        title: What it shows, in a few words.
-        description: The same in a sentence, for those who cannot see it.
-        x, y: Its axes.
-        marks: From the back to the front.
-        row_height: Of each row, in pixels, where y is categories.
-        height: Of the place for marks, in pixels, where y is values.
+    Heights are in pixels: of a row where y is categories, of the place for marks where it is values.
     """
 
     title: str

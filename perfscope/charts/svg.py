@@ -27,13 +27,7 @@ LONGEST_TEXT = 300
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An axis of numbers in pixels.
-
-    Attributes:
-        low, high: Its first and last value, as powers of ten where it is logarithmic.
-        start, end: Where they are, in pixels.
-        scale: How values become positions.
-    """
+    """An axis from ``low`` to ``high``, powers of ten where it is logarithmic, and their places in pixels."""
 
     low: float
     high: float

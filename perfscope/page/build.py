@@ -16,7 +16,7 @@ from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.steps import StepTimes
-from perfscope.constants import GB, MANY_RANKS, US_PER_S
+from perfscope.constants import GB, US_PER_S
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
@@ -76,15 +76,9 @@ def _cost_in_time(finding: Finding, pointer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A part of the page of an analysis.
+    """A part of the page: the results whose tables it has, and what draws them above.
 
-    Attributes:
-        identity: Its name in links.
-        title: Its heading.
-        results: The results whose tables it has, below what is drawn of them.
-        draw: Draws them; None where the tables are all.
-        needs: Results of which one must exist; where it is empty those of ``results``.
-        otherwise: Why there is nothing to show where no analyzer says it.
+    One of ``needs``, or else of ``results``, must exist; ``otherwise`` is the reason where no analyzer says one.
     """
 
     identity: str
@@ -146,7 +140,9 @@ def build_page(analysis: Analysis) -> str:
 def describe_analysis(analysis: Analysis) -> PageDocument:
     """What the page of an analysis shows, in its order."""
     run = analysis.run
-    title = shlex.join(run.command) if run is not None and run.command else _name_inputs(analysis)
+    title = shlex.join(run.command) if run is not None else ""
+    first, *others = analysis.inputs
+    title = title or (f"{first} and {len(others):,} more" if others else first)
     parts = (*(kind.show(analysis) for kind in _KINDS), _show_others(analysis))
     groupings = find_groupings(analysis)
     parts = tuple(
@@ -156,14 +152,6 @@ def describe_analysis(analysis: Analysis) -> PageDocument:
     return PageDocument(
         title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), parts
     )
-
-
-def _name_inputs(analysis: Analysis) -> str:
-    """What was read: a run, a trace, or the folder of very many traces, of which none stands for the others."""
-    first = analysis.inputs[0]
-    folder = first.rpartition("/")[0]
-    is_shared = all(path.rpartition("/")[0] == folder for path in analysis.inputs)
-    return folder if analysis.run is None and len(analysis.inputs) > MANY_RANKS and folder and is_shared else first
 
 
 def _list_facts(analysis: Analysis) -> Iterator[str]:

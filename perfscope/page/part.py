@@ -26,14 +26,7 @@ class PageFigure:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is drawn of results, above their tables.
-
-    Attributes:
-        lead: What it says, in a sentence or two.
-        figures: The charts.
-        html: What stands before the charts, written by us and escaped.
-        absent: Why there is nothing to show; ``""`` where there is.
-    """
+    """What is drawn of results above their tables: a sentence, escaped HTML, the charts; or why there is none."""
 
     lead: str = ""
     figures: tuple[PageFigure, ...] = ()
@@ -53,14 +46,7 @@ class PagePart:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure at the top of a page.
-
-    Attributes:
-        label: What it is.
-        text: How it reads.
-        value: The figure as JSON has it.
-        pointer: Where it stands in the JSON of `perfscope analyze`.
-    """
+    """One figure at the top of a page, its value as in JSON, and where it is in that of `perfscope analyze`."""
 
     label: str
     text: str
@@ -70,16 +56,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PageDocument:
-    """A page.
-
-    Attributes:
-        title: What it is of.
-        facts: How that was trained, in a few words each.
-        damage: What could not be read, as sentences.
-        remarks: What a reader must know before all figures, as sentences.
-        tiles: The figures at its top.
-        parts: Its parts.
-    """
+    """A page: facts in a few words each, and sentences on what is damaged and what a reader must know."""
 
     title: str
     facts: tuple[str, ...]

@@ -29,13 +29,7 @@ def render(report: Report, to: Format) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """A terminal.
-
-    Attributes:
-        width: Its columns.
-        height: How many lines a screen may have.
-        has_colour: Whether colours are wanted.
-    """
+    """A terminal: its columns, how many lines a screen may have, and whether colours are wanted."""
 
     width: int
     height: int

@@ -13,12 +13,7 @@ _DEEPEST_LEVEL = 6  # of a heading, in markdown
 
 
 def render(report: Report, level: int = 1) -> str:
-    """Write a report as markdown: its title, its sections, its warnings.
-
-    Args:
-        report: The report.
-        level: The heading level of its title; its sections are one level below.
-    """
+    """Write a report as markdown: its title at a heading level, its sections one below, its warnings."""
     blocks = [_heading(report.title, level)]
     for section in report.sections:
         blocks.extend(_section(section, level + 1))
