@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 
-import pytest
-
-import perfscope
 from tests.conftest import ROOT, run
 
 
@@ -27,18 +23,6 @@ def test_opening_a_run_loads_neither_torch_nor_pandas_nor_scipy(tmp_path: Path) 
         "print(sorted({'torch', 'pandas', 'scipy', 'rich', 'typer'} & set(sys.modules)))"
     )
     assert run([sys.executable, "-c", program], tmp_path).stdout == "[]\n"
-
-
-def test_types_are_stated_for_everything_public() -> None:
-    tree = ast.parse((ROOT / "perfscope" / "__init__.pyi").read_text())
-    imported = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    stated = {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
-    assert imported | stated == set(perfscope.__all__)
-
-
-def test_what_is_not_there_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'opne'"):
-        _ = perfscope.opne  # type: ignore[attr-defined]
 
 
 def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:

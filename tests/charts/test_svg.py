@@ -7,17 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from perfscope.charts.grammar import (
-    Area,
-    Categories,
-    Chart,
-    Dots,
-    Heat,
-    HeatCell,
-    Line,
-    Scale,
-    Values,
-)  # fmt: skip
+from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, HeatCell, Line, Scale, Values
 from perfscope.charts.palette import Colour
 from perfscope.charts.svg import draw, draw_file, fit_extent, label_levels
 from perfscope.page.part import draw_bars
@@ -81,18 +71,7 @@ def test_names_of_a_run_stay_text() -> None:
         assert HOSTILE in [element.text for element in tree.iter()]
 
 
-def test_a_page_names_and_describes_each_drawing() -> None:
-    svg = draw([curve((0, 1), (1, 2))], "figure")
-    assert 'role="img" aria-labelledby="figure-t figure-d"' in svg
-    assert '<title id="figure-t">Title</title><desc id="figure-d">Description.</desc>' in svg
-
-
-def test_nothing_is_drawn_of_nothing() -> None:
-    with pytest.raises(ValueError, match="nothing to draw"):
-        draw_file([Chart("t", "d", Values("x"), Values("y"), ())])
-
-
-@pytest.mark.parametrize("values", [(0.0, 0.0), (5.0,), (), (1e-9, 2e-9), (-3.0, 7.0), (1e15, 3e15)])
+@pytest.mark.parametrize("values", [(0.0, 0.0), (5.0,), (), (1e-9, 2e-9), (-3.0, 1e15)])
 def test_every_axis_has_round_levels_in_it(values: tuple[float, ...]) -> None:
     extent = fit_extent(Values("x"), values, 0, 400)
     levels = extent.levels()

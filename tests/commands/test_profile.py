@@ -26,18 +26,6 @@ def test_the_message_says_how_the_command_ended_and_where_the_run_is(tmp_path: P
     assert "perfscope analyze RUN" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("way", "count", "source", "skipped"),
-    [("alternating", 12, "optimizer", 0), ("overflowing", 6, "grad_scaler", 3)],
-)
-def test_steps_are_iterations(way: str, count: int, source: str, skipped: int, tmp_path: Path) -> None:
-    assert profile(sys.executable, SCRIPTS / "loops.py", way, cwd=tmp_path).code == 0
-    lines = step_lines(tmp_path / "RUN")
-    assert [line["step"] for line in lines] == list(range(1, count + 1))
-    assert {line["source"] for line in lines} == {source}
-    assert sum(line.get("skipped", False) for line in lines) == skipped
-
-
 def test_torchrun_with_gradient_accumulation(tmp_path: Path) -> None:
     command: list[str | Path] = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
     alone = run(command, tmp_path)
@@ -92,13 +80,6 @@ def test_modules_are_named_by_their_path(tmp_path: Path) -> None:
     text = gzip.decompress(trace.read_bytes()).decode()
     assert "Input Dims" in text
     assert "[memory]" in text
-
-
-def test_exec_becomes_the_command(tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "ending.py", "exit", "8", cwd=tmp_path, options=["--exec"])
-    assert ended.code == 5
-    assert "report:" not in ended.stderr
-    assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 8
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,6 @@ def test_the_json_has_the_step_its_replay_and_the_scenarios(capsys: pytest.Captu
     assert sum(part["share"] for part in document["critical_path"]) == pytest.approx(1)
 
 
-def test_chosen_scenarios_are_answered_alone_and_in_the_order_of_what_they_save(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    chosen = ("--scenario", "faster-communication=2", "--scenario", "launch-free", "--scenario", "communication-free")
-    document = run(capsys, "whatif", BASE, *chosen, "--format", "json").data
-    names = [scenario["name"] for scenario in document["scenarios"]]
-    assert names == ["communication-free", "launch-free", "faster-communication=2"]
-
-
 def test_analyze_gives_the_same_only_where_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     document = run(capsys, "analyze", BASE, "--only", "whatif", "--format", "json").data
     alone = run(capsys, "whatif", BASE, "--format", "json").data
@@ -50,9 +41,3 @@ def test_what_these_traces_cannot_tell_has_a_reason(capsys: pytest.CaptureFixtur
     answer = run(capsys, "whatif", BASE, "--scenario", "recomputation-off", "--format", "json")
     assert (answer.code, answer.data["scenarios"]) == (0, [])
     assert "nothing was recomputed" in answer.data["refused"][0]["reason"]
-
-
-def test_a_trace_of_a_cpu_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, "whatif", ROOT / "fixtures" / "traces" / "gloo2")
-    assert answer.code == 1
-    assert "no trace joins events of the device with their launches" in answer.err

@@ -29,28 +29,10 @@ def said(page: Page) -> str:
     return page.locator("#timeline-said").text_content() or ""
 
 
-def colours(page: Page) -> int:
-    """How many different colours the canvas shows."""
-    count: int = page.evaluate(
-        f"""() => {{
-          const canvas = document.querySelector('{CANVAS}');
-          const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-          const seen = new Set();
-          for (let i = 0; i < data.length; i += 4) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
-          return seen.size;
-        }}"""
-    )
-    return count
-
-
 def place(page: Page, across: float, row: int) -> tuple[float, float]:
     box = page.locator(CANVAS).bounding_box()
     assert box is not None
     return box["x"] + 90 + across * (box["width"] - 110), box["y"] + 78 + 34 * row + 12
-
-
-def test_it_is_drawn(page: Page) -> None:
-    assert colours(page) > 6
 
 
 def test_the_wheel_with_control_zooms_where_it_points_and_alone_scrolls_the_page(page: Page) -> None:

@@ -46,14 +46,6 @@ def test_markdown_of_a_report_inside_another_document() -> None:
     assert markdown.render_sections(report.sections, level=2) == "## Section\n\n- n\n"
 
 
-def test_json_has_null_for_what_does_not_exist() -> None:
-    assert json.loads(render(REPORT, Format.JSON)) == {
-        "schema": "perfscope/test/1",
-        "value": None,
-        "warnings": ["a doubt"],
-    }
-
-
 def test_json_refuses_what_is_no_number() -> None:
     with pytest.raises(ValueError, match="JSON"):
         render(Report("t", {"schema": "x", "value": float("nan")}, ()), Format.JSON)
