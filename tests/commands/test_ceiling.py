@@ -39,8 +39,6 @@ def test_the_highest_rates_of_a_file_are_the_ceilings(tmp_path: Path) -> None:
     [
         ("{}", "is no file of `perfscope doctor --ceiling`"),
         (json.dumps({**FILE, "schema": "perfscope/ceiling/2"}), "has the schema"),
-        (json.dumps(FILE)[:-40], "is no file of `perfscope doctor --ceiling`"),
-        (json.dumps({**FILE, "memory": "fast"}), "is no file of `perfscope doctor --ceiling`"),
     ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:

@@ -181,20 +181,6 @@ def test_traces_are_compared_by_their_profiled_steps(capsys: Capture) -> None:
     assert own["change_us"] == own["unexplained_us"] == 0
 
 
-def test_steps_that_alone_became_slower_are_said(tmp_path: Path, capsys: Capture) -> None:
-    def pause(step: dict[str, Any]) -> None:
-        set_time(20.0)(step)
-        if "wall_ns" in step and step["step"] % 5 == 0:
-            step["wall_ns"] += 10_000_000
-
-    sides = copied(RUN, tmp_path / "a", set_time(20.0)), copied(RUN, tmp_path / "b", pause)
-    document = run(capsys, "compare", *sides, "--format", "json").data
-    assert document["verdict"] == "same"
-    assert [note for note in document["notes"] if note.startswith("The mean step is +1") and "some steps" in note]
-    clean = run(capsys, "compare", sides[0], sides[0], "--format", "json").data
-    assert not any("mean step" in note for note in clean["notes"])
-
-
 def test_a_single_step_cannot_tell(tmp_path: Path, capsys: Capture) -> None:
     def last_alone(step: dict[str, Any]) -> None:
         if step["step"] != 90:

@@ -59,12 +59,9 @@ def test_a_clean_training_has_none_of_the_parts() -> None:
     assert clean["data_wait"] + clean["between_steps"] < leeway_s("")
     assert not {"validation", "generation", "checkpoint save", "compilation"} & set(causes("").values())
     _, truth, said = results("")
-    script_s = truth["ended_ns"] - truth["begun_ns"]
-    assert sum(clean.values()) > script_s
+    assert sum(clean.values()) > truth["ended_ns"] - truth["begun_ns"]
     assert clean["imports"] > 0
     assert "wall clock of rank 0" in said
-    assert "profiler conflict" not in said
-    assert said.count("training ran without a GPU") == 1
 
 
 @pytest.mark.parametrize("words", ["bare_validation", "validation saves logging"])

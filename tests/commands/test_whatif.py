@@ -35,9 +35,3 @@ def test_what_cannot_be_asked_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert answer.code == 2
     assert answer.err.startswith("perfscope: there is no scenario 'magic'\n")
     assert run(capsys, "whatif", "nowhere").code == 1
-
-
-def test_what_these_traces_cannot_tell_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, "whatif", BASE, "--scenario", "recomputation-off", "--format", "json")
-    assert (answer.code, answer.data["scenarios"]) == (0, [])
-    assert "nothing was recomputed" in answer.data["refused"][0]["reason"]

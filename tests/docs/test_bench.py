@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 
-import pytest
 import typer
 
 from perfscope.bench.settings import OPTION_SETS
 from perfscope.cli import app
 from perfscope.workloads.strategies import STRATEGIES
-from tests.commands.report_cli import run
 from tests.conftest import ROOT
 
 GUIDE = (ROOT / "docs" / "bench.md").read_text()
@@ -28,14 +26,3 @@ def test_every_option_that_it_names_exists() -> None:
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert set(re.findall(r"--[a-z][a-z-]+", GUIDE.replace("srun -N 2", ""))) <= known
     assert ",".join(OPTION_SETS) in GUIDE
-
-
-def test_the_tables_of_a_folder_are_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    words = ("fixtures/bench/h200_gpt2", "--strategies", "single,ddp")
-    answer = run(capsys, "bench", *words)
-    assert answer.code == 0
-    assert answer.out.startswith("# 3 ways to train gpt2-small on CUDA, 8 samples a device\n")
-    assert "| single x 1 " in answer.out
