@@ -241,25 +241,6 @@ def test_without_a_peak_there_is_no_mfu_and_a_reason(tmp_path: Path, device: str
     assert any(said in note for note in result["notes"])
 
 
-def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, "NVIDIA H200")
-    whole = mfu.analyze(read_run(run)).parameters
-    for rank in range(2):
-        folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
-        stage: nn.Module = (
-            Decoder(Shape(layers=2)) if rank == 0 else nn.ModuleDict({"attentions": Decoder(Shape()).attentions})
-        )
-        (folder / wire.MODEL_FILE).write_bytes(to_line(describe_model(stage)))
-        (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0, "pp": rank, "tp": 0}}))
-    result = mfu.analyze(read_run(run))
-    assert result.parameters != whole
-    assert result.parameters == sum(
-        parameter.numel()
-        for module in (Decoder(Shape()), Decoder(Shape()).attentions)
-        for parameter in module.parameters()
-    )
-
-
 @pytest.mark.parametrize("axis", ["dp", "cp", "unknown"])
 def test_of_ranks_that_have_the_same_part_of_the_model_one_is_counted(tmp_path: Path, axis: str) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")

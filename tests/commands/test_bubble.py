@@ -50,12 +50,6 @@ def test_times_are_in_microseconds_and_a_stage_adds_up_to_the_step() -> None:
     assert answer["times"]["backward_us"] == [2000, 2000]
 
 
-def test_backward_without_weight_is_the_whole_backward() -> None:
-    whole = _ask(pp=4, microbatches=8, schedule=Schedule.ZB_H1, forward="10ms", backward="20ms")
-    split = _ask(pp=4, microbatches=8, schedule=Schedule.ZB_H1, forward="10ms", backward="10ms", weight="10ms")
-    assert whole == split
-
-
 def test_unequal_stages_are_simulated_and_the_formula_is_marked_as_not_applying() -> None:
     answer = _ask(pp=2, microbatches=4, forward="1ms,2ms", backward="2ms,4ms")
     assert answer["closed_form"]["applies"] is False
@@ -83,13 +77,6 @@ def test_a_throughput_beyond_the_limit_is_not_promised() -> None:
     assert _ask(pp=64, microbatches=4, tflops="3.9", target_tflops="66")["target"]["microbatches"] is None
     text = _text(pp=64, microbatches=4, tflops="3.9", target_tflops="66")
     assert "cannot be reached by more micro-batches" in text
-
-
-def test_unequal_stages_have_a_target_too() -> None:
-    answer = _ask(pp=2, microbatches=4, forward="1ms,2ms", backward="2ms,4ms", tflops="10", target_tflops="11")
-    # A step is 3 ms + 6 ms a micro-batch: 27 ms at 4; work a second is 10 x 27/4 x m / (3 + 6 m), at most 11.25.
-    assert answer["target"]["limit_tflops"] == pytest.approx(11.25)
-    assert answer["target"]["microbatches"] == 22
 
 
 def test_alternatives_say_what_else_would_give() -> None:
@@ -134,17 +121,8 @@ def test_what_cannot_be_right_is_said(options: dict[str, Any]) -> None:
     assert refused("plan", *_words(**options)).count("\n") <= 2
 
 
-def test_a_drawing_that_cannot_be_written_is_an_error_about_that_file(tmp_path: Path) -> None:
-    svg = tmp_path / "missing" / "schedule.svg"
-    assert "cannot be written" in refused("plan", *_words(pp=2, microbatches=2, svg=svg), code=1)
-
-
 def test_fewer_micro_batches_than_stages_is_answered_and_said() -> None:
     assert "4 micro-batches cannot fill 8 stages" in _text(pp=8, microbatches=4)
-
-
-def test_one_stage_has_no_bubble() -> None:
-    assert _ask(pp=1, microbatches=8)["fraction_of_total"] == 0
 
 
 def test_times_that_are_assumed_beside_typed_ones_are_said() -> None:

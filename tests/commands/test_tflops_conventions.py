@@ -104,12 +104,6 @@ def test_bad_input_is_one_clear_line(words: tuple[object, ...], said: str) -> No
     assert line.count("\n") <= 2
 
 
-def test_a_peak_of_ones_own_is_the_denominator() -> None:
-    document = answer(*LLAMA, "--gpu", "h200-sxm", "--peak", 700)
-    assert by_name(document)["6n"]["mfu"] == pytest.approx(by_name(document)["6n"]["tflops_per_gpu"] / 700)
-    assert document["gpu"]["source"] == "given as --peak"
-
-
 def test_the_number_format_picks_the_peak() -> None:
     bf16, fp8 = (answer(*LLAMA, "--gpu", "h200-sxm", "--dtype", dtype) for dtype in ("bf16", "fp8"))
     assert by_name(bf16)["6n"]["mfu"] == pytest.approx(2 * by_name(fp8)["6n"]["mfu"], rel=1e-3)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from perfscope.workloads.strategies.train import count_flops
 from perfscope.workloads.tasks.data import image_files, synthetic_images, synthetic_tokens, token_file
@@ -46,14 +45,6 @@ def test_mnists_files_are_read(tmp_path: Path, suffix: str) -> None:
     assert images.shape == (20, 1, 5, 5)
     for image, target in zip(images, targets, strict=True):
         assert np.array_equal((image[0] * 255).round().numpy(), pixels[int(target)])
-
-
-def test_images_of_an_npz_keep_their_channels(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", images=np.zeros((4, 3, 8, 8), np.uint8), labels=np.arange(4))
-    assert image_files(tmp_path / "x.npz")(0, 2)[0].shape == (2, 3, 8, 8)
-    task = make_task("resnet50", tmp_path / "x.npz", 28)
-    first = next(nn.Sequential(*task.layers()).parameters())
-    assert first.shape == (64, 3, 7, 7)
 
 
 def test_token_files_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ class Strategy:
     """A row of the benchmark.
 
     ``fewest`` and ``multiple`` limit the number of devices. ``stages`` are on each device, 0 without a cut.
-    Strategies with the same ``equals`` train the same weights, but for rounding.
     """
 
     title: str
@@ -49,46 +48,27 @@ class Strategy:
     needs_splits: bool = False
     package: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    equals: str | None = None
 
 
 def _pipeline(title: str, schedule: str, stages: int) -> Strategy:
     return Strategy(
-        title,
-        "pipelining",
-        batch=Batch.MICRO_BATCHES,
-        fewest=2,
-        stages=stages,
-        options={"schedule": schedule},
-        equals="pipeline",
+        title, "pipelining", batch=Batch.MICRO_BATCHES, fewest=2, stages=stages, options={"schedule": schedule}
     )
 
 
 def _deepspeed(title: str, stage: int | None, *, offload: bool = False) -> Strategy:
     options: dict[str, object] = {} if stage is None else {"stage": stage}
     return Strategy(
-        title,
-        "deepspeed_engine",
-        package="deepspeed",
-        options={**options, "offload": True} if offload else options,
-        equals="data",
+        title, "deepspeed_engine", package="deepspeed", options={**options, "offload": True} if offload else options
     )
 
 
 #: In the order of the table.
 STRATEGIES: Mapping[str, Strategy] = {
-    "single": Strategy("one device", "single", Processes.ONE, Batch.WHOLE, equals="whole"),
+    "single": Strategy("one device", "single", Processes.ONE, Batch.WHOLE),
     "dp": Strategy("nn.DataParallel", "data_parallel", Processes.ALL_DEVICES, Batch.SHARED, fewest=2),
-    "ddp": Strategy("DistributedDataParallel", "ddp", equals="data"),
-    "mp": Strategy(
-        "model parallel by hand",
-        "model_parallel",
-        Processes.ALL_DEVICES,
-        Batch.WHOLE,
-        fewest=2,
-        stages=1,
-        equals="whole",
-    ),
+    "ddp": Strategy("DistributedDataParallel", "ddp"),
+    "mp": Strategy("model parallel by hand", "model_parallel", Processes.ALL_DEVICES, Batch.WHOLE, fewest=2, stages=1),
     "pmp": Strategy(
         "pipelined model parallel",
         "pipelined_model_parallel",
@@ -98,21 +78,14 @@ STRATEGIES: Mapping[str, Strategy] = {
         stages=1,
     ),
     "rpc": Strategy("RPC pipeline", "rpc_pipeline", batch=Batch.WHOLE, fewest=2, stages=1),
-    "zero-ddp": Strategy("ZeroRedundancyOptimizer", "zero_redundancy", fewest=2, equals="data"),
+    "zero-ddp": Strategy("ZeroRedundancyOptimizer", "zero_redundancy", fewest=2),
     "gpipe": _pipeline("torch pipeline, GPipe", "gpipe", 1),
     "1f1b": _pipeline("torch pipeline, 1F1B", "1f1b", 1),
     "interleaved": _pipeline("torch pipeline, interleaved 1F1B", "interleaved", 2),
     "zero-bubble": _pipeline("torch pipeline, zero-bubble", "zero-bubble", 2),
-    "fsdp2": Strategy("FSDP 2", "fsdp2", fewest=2, equals="data"),
-    "fsdp2-keep": Strategy("FSDP 2 without resharding", "fsdp2", fewest=2, options={"reshard": False}, equals="data"),
-    "tp": Strategy(
-        "DTensor tensor parallel",
-        "tensor_parallel",
-        batch=Batch.WHOLE,
-        fewest=2,
-        needs_splits=True,
-        equals="whole",
-    ),
+    "fsdp2": Strategy("FSDP 2", "fsdp2", fewest=2),
+    "fsdp2-keep": Strategy("FSDP 2 without resharding", "fsdp2", fewest=2, options={"reshard": False}),
+    "tp": Strategy("DTensor tensor parallel", "tensor_parallel", batch=Batch.WHOLE, fewest=2, needs_splits=True),
     "fsdp2-tp": Strategy(
         "FSDP 2 x tensor parallel 2",
         "fsdp2_tensor_parallel",
@@ -121,7 +94,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         multiple=2,
         needs_splits=True,
         options={"group": 2},
-        equals="whole",
     ),
     "deepspeed": _deepspeed("DeepSpeed data parallel", None),
     "zero-0": _deepspeed("DeepSpeed ZeRO 0", 0),
@@ -144,6 +116,5 @@ STRATEGIES: Mapping[str, Strategy] = {
         fewest=2,
         needs_splits=True,
         package="megatron.core",
-        equals="whole",
     ),
 }

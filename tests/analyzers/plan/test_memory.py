@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers.plan import (
     Attention,
+    Duration,
     Loss,
+    MemoryEstimate,
     OptimizerKind,
     ParallelLayout,
     StatePrecision,
     activation_bytes,
     estimate_memory,
+    solve_duration,
     state_bytes_of,
 )
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.sources.models.presets import find_preset
+from tests.conftest import ROOT
 
 
 def preset(name: str) -> Transformer:
@@ -147,3 +152,67 @@ def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
     mixtral = preset("mixtral-8x7b")
     visited = activation_bytes(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
     assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
+
+
+with (ROOT / "fixtures" / "memory" / "peaks.csv").open() as file:
+    TRAININGS = {row["training"]: row for row in csv.DictReader(file)}
+
+
+def estimate(row: dict[str, str]) -> MemoryEstimate:
+    hidden = int(row["hidden"])
+    model = Transformer(
+        name="gpt",
+        layers=int(row["layers"]),
+        hidden=hidden,
+        heads=int(row["heads"]),
+        kv_heads=int(row["heads"]),
+        head_dim=hidden // int(row["heads"]),
+        ffn=4 * hidden,
+        mlp_matrices=2,
+        vocabulary=int(row["vocabulary"]),
+        tied=True,
+        positions=int(row["seq_len"]) + 1,
+    )
+    layout = ParallelLayout(
+        data=int(row["data"]),
+        tensor=1,
+        pipeline=1,
+        zero=int(row["zero"]),
+        checkpointing=Checkpointing(row["checkpointing"]),
+        micro_batch=int(row["micro_batch"]),
+        loss=Loss(row["loss"]),
+        dropout=False,
+    )
+    return estimate_memory(
+        model,
+        layout,
+        parameters=total_parameters(model),
+        seq_len=int(row["seq_len"]),
+        precision=state_bytes_of(StatePrecision(row["states"]), OptimizerKind.ADAM),
+        attention=Attention.FLASH,
+    )
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+def test_an_estimate_is_within_5_percent_of_the_peak_of_a_real_training(training: str) -> None:
+    row = TRAININGS[training]
+    assert estimate(row).total == pytest.approx(int(row["peak_bytes"]), rel=0.05)
+
+
+SOLVED = {
+    "time": solve_duration(10**9, 10**12, gpus=4, tflops_per_gpu=50.0, seconds=None),
+    "tflops": solve_duration(10**9, 10**12, gpus=4, tflops_per_gpu=None, seconds=5_000_000.0),
+    "tokens": solve_duration(10**9, None, gpus=4, tflops_per_gpu=50.0, seconds=5_000_000.0),
+}
+
+
+@pytest.mark.parametrize(("missing", "duration"), SOLVED.items())
+def test_any_of_the_three_follows_from_the_others(missing: str, duration: Duration) -> None:
+    """10**21 operations by 2 * 10**14 a second are 5,000,000 seconds."""
+    assert duration.solved_for == missing
+    assert duration.tokens == 10**12
+    assert duration.tflops_per_gpu == pytest.approx(50.0)
+    assert duration.seconds == pytest.approx(5_000_000.0)
+    assert duration.hours == pytest.approx(5_000_000 / 3600)
+    assert duration.days == pytest.approx(5_000_000 / 86400)
+    assert duration.gpu_hours == pytest.approx(4 * 5_000_000 / 3600)

@@ -125,8 +125,3 @@ def test_recording_a_graph_runs_nothing_and_launching_it_is_not_counted_and_said
     assert (operations.flops_per_step, operations.replays) == (PRODUCT, 2)
     assert (operations.covered, operations.replays_share) == (50 / 150, 100 / 150)
     assert operations.tflops is None
-
-
-def test_kernels_that_were_launched_before_the_trace_are_nobodys(tmp_path: Path) -> None:
-    events = [operator("aten::mm", 500, 900), *launched(GEMM, 600, 50, 1), kernel(GEMM, 100, 90_000, launch=77)]
-    assert counted(tmp_path, events).covered == 1.0

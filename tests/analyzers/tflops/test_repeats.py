@@ -40,41 +40,23 @@ reentrant = partial(checkpoint, use_reentrant=True)
 not_reentrant = partial(checkpoint, use_reentrant=False)
 
 
-class Doubled(torch.autograd.Function):
-    """A product that autograd sees as a function of Python."""
-
-    @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(states, weight)
-        return states @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        states, weight = ctx.saved_tensors
-        (gradient,) = gradients
-        return gradient @ weight, gradient.flatten(0, 1).t() @ states.flatten(0, 1)
-
-
 class Layer(nn.Module):
     """A layer as Llama has it; ``around`` runs its attention."""
 
-    def __init__(self, around: Callable[..., Any] | None = None, *, is_python: bool = False) -> None:
+    def __init__(self, around: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
         self.gate, self.up = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
-        self.down, self.around, self.is_python = nn.Linear(3 * WIDTH, WIDTH, bias=False), around, is_python
+        self.down, self.around = nn.Linear(3 * WIDTH, WIDTH, bias=False), around
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        heads = [self._multiply(layer, states).view(*states.shape[:2], HEADS, -1).transpose(1, 2)
+        heads = [layer(states).view(*states.shape[:2], HEADS, -1).transpose(1, 2)
                  for layer in (self.query, self.key, self.value)]  # fmt: skip
         attend = functional.scaled_dot_product_attention
         mixed = self.around(attend, *heads) if self.around else attend(*heads)
-        states = states + self._multiply(self.output, mixed.transpose(1, 2).reshape(states.shape))
-        inner = functional.silu(self._multiply(self.gate, states)) * self._multiply(self.up, states)
-        return states + self._multiply(self.down, inner)
-
-    def _multiply(self, layer: nn.Linear, states: torch.Tensor) -> torch.Tensor:
-        return Doubled.apply(states, layer.weight) if self.is_python else layer(states)
+        states = states + self.output(mixed.transpose(1, 2).reshape(states.shape))
+        inner = functional.silu(self.gate(states)) * self.up(states)
+        return states + self.down(inner)
 
 
 def no_product() -> Any:
@@ -86,14 +68,10 @@ class Training:
     """A small language model that trains; ``runs`` calls each layer, ``attend`` the attention inside it."""
 
     def __init__(
-        self,
-        *runs: Callable[..., Any],
-        attend: Callable[..., Any] | None = None,
-        compiled: bool = False,
-        **options: Any,
+        self, *runs: Callable[..., Any], attend: Callable[..., Any] | None = None, compiled: bool = False
     ) -> None:
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Layer(attend, **options) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(attend) for _ in range(LAYERS))
         self.words, self.output = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
         self.calls: list[Any] = [
             torch.compile(layer, backend="aot_eager") if compiled else layer for layer in self.layers
@@ -138,14 +116,13 @@ ALL = (OF_LAYER * LAYERS / FORWARD, 7 * LAYERS / (7 * LAYERS + 1), 1.0)
         (Training(), (0, 0, 0)),
         (Training(reentrant), ALL),
         (Training(not_reentrant), ALL),
-        (Training(not_reentrant, is_python=True), ALL),
         (Training(not_reentrant, compiled=True), ALL),
         (Training(plain, not_reentrant), (16 / FORWARD, 14 / 29, 0.5)),
         (Training(partial(not_reentrant, context_fn=no_product)), (0, 0, 0)),
         (Training(attend=reentrant), (4 / FORWARD, 0, 1.0)),
     ],
     ids=[
-        "none", "reentrant", "not reentrant", "functions of Python", "compiled inside", "every second layer",
+        "none", "reentrant", "not reentrant", "compiled inside", "every second layer",
         "no product", "attention",
     ],
 )  # fmt: skip
