@@ -48,8 +48,6 @@ _LEAST_RECOMPUTED, _MOST_RECOMPUTED = 1 / 8, 1 / 4
 _NORM = re.compile(r"norm\d*$|ln_?(?:\d+|f)$")
 #: A norm by one operator launches one kernel forward, two or three backward, and maybe a sum of gradients.
 _FUSED_KERNELS = 4.0
-#: One that launches more than so many was written operator by operator.
-_MOST_FUSED_KERNELS = 10.0
 
 
 def find_padding(training: TracedRun) -> Fault | None:
@@ -203,7 +201,7 @@ def find_unfused_norms(training: TracedRun) -> Fault | None:
     norms = [
         (row, norm, norm.self_kernels / norm.calls)
         for row, norm in numbered("/modules/ranks/0/modules", rank.modules)
-        if norm.calls and norm.self_kernels > _MOST_FUSED_KERNELS * norm.calls and _NORM.search(norm.path.lower())
+        if norm.calls and norm.self_kernels > _FUSED_KERNELS * norm.calls and _NORM.search(norm.path.lower())
     ]
     if not norms:
         return None

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 #: A rank on which something takes less than this share of the longest time is not named.
 _ALSO = 0.5
 _PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
-#: Fewer compilations after the first steps are the last of the first ones.
-_FEWEST_COMPILED_STEPS = 3
 #: Python that every loop has between its operators, as a share of a step.
 _USUAL_PYTHON = 0.4
 _MOST_NAMED = 3
@@ -142,7 +140,7 @@ def find_garbage_collection(training: TracedRun) -> Fault | None:
 
 def find_recompilation(training: TracedRun) -> Fault | None:
     """torch.compile still compiles after the first steps."""
-    compiling = [entry for entry in training.step_ranks if entry[1].means.compiled_steps >= _FEWEST_COMPILED_STEPS]
+    compiling = [entry for entry in training.step_ranks if entry[1].means.compiled_steps]
     if not compiling:
         return None
     row, rank = max(compiling, key=lambda entry: entry[1].means.compile_s or 0.0)

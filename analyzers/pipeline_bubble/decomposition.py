@@ -97,8 +97,8 @@ class StageShares(Result, frozen=True):
 class BubbleParts(Struct, frozen=True):
     """The decomposition of one step of one pipeline, which began at ``start_ns`` on the wall clock.
 
-    ``theory`` is the idle share of p x T for equal stages with these mean times, without transfers and host gaps, and
-    ``ideal`` the simulated step with that share, in ticks.
+    ``theory`` is the idle share of p x T for equal stages with these mean times, without transfers and host gaps.
+    ``ideal`` is the simulated step with that share, in ticks.
     """
 
     section_ns: int

@@ -47,8 +47,6 @@ _RUNTIME = re.compile(r"PP:(\d+)([FBIW])(\d+)")
 _SIMPLE = re.compile(r"(Forward|Backward) (\d+)")
 #: Collectives of each name that are used in a step to align clocks.
 _MOST_COLLECTIVE_ENDS = 20
-#: Consecutive kernels that must match before a run is cut where the forward pass begins.
-_LEAST_MATCHING = 3
 
 
 class LaunchedEvents(Struct, frozen=True, eq=False):
@@ -306,8 +304,7 @@ class _ForwardPattern:
             sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(names[position:], self._names, strict=False)))
             for position in range(len(names))
         ]
-        longest = max(lengths, default=0)
-        return lengths.index(longest) if longest >= min(_LEAST_MATCHING, len(self._names)) and lengths else 0
+        return lengths.index(max(lengths)) if lengths else 0
 
 
 def _measure_passes(events: LaunchedEvents, passes: Sequence[_Pass], base_ns: int) -> tuple[MeasuredPass, ...]:

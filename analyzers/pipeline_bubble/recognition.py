@@ -20,7 +20,6 @@ from perfscope.schedules.zero_bubble import dualpipev_order
 
 #: Names of schedules that are not in the catalog; the last splits the backward pass.
 DUALPIPEV, CUSTOM, CUSTOM_ZERO_BUBBLE = "dualpipev", "custom", "zero-bubble"
-_MOST_CHUNKS = 16
 _PASS = re.compile(r"([FBIW])(\d+)\.(\d+)")
 
 
@@ -67,7 +66,7 @@ def _flat(order: Sequence[Block]) -> list[Op]:
 def _list_candidates(forwards: int) -> Iterator[tuple[Schedule, int]]:
     yield Schedule.ONE_F_ONE_B, 1
     yield Schedule.GPIPE, 1
-    for chunks in range(2, _MOST_CHUNKS + 1):
+    for chunks in range(2, forwards + 1):
         if forwards % chunks == 0:
             yield Schedule.INTERLEAVED, chunks
 

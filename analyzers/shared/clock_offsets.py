@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.constants import NS_PER_MS
 from perfscope.tables.columns import Float64, Int64
 
@@ -19,8 +20,6 @@ from perfscope.tables.columns import Float64, Int64
 _SAME_CLOCK_NS = NS_PER_MS
 #: How much later than the others the last rank leaves, as a share of the transfer, at most.
 _LARGEST_SKEW = 0.1
-#: The median of fewer may be one that was interrupted.
-FEWEST_ENDS = 3
 
 
 class Offset(Struct, frozen=True):
@@ -56,12 +55,12 @@ def find_offset(difference_ns: Int64, lead_ns: Int64, transfer_ns: Int64) -> Off
     is_last, is_first = lead_ns > largest, lead_ns < -largest
     together = ~(is_last | is_first)
     last, first = int(is_last.sum()), int(is_first.sum())
-    if min(last, first) >= FEWEST_ENDS:
+    if min(last, first) >= FEWEST_FOR_MEDIAN:
         skew = (np.median(difference_ns[is_last]) - np.median(difference_ns[is_first])) / 2
         return _offset_of(np.where(is_last, difference_ns - skew, difference_ns + skew)[~together])
     if together.sum() >= max(last, first):
         return _offset_of(difference_ns[together])
-    count = max((len(transfer_ns) + 1) // 2, min(len(transfer_ns), FEWEST_ENDS))
+    count = max((len(transfer_ns) + 1) // 2, min(len(transfer_ns), FEWEST_FOR_MEDIAN))
     shortest = np.argsort(transfer_ns, kind="stable")[:count]
     return _offset_of(difference_ns[shortest], float(np.median(largest[shortest])))
 

@@ -25,7 +25,8 @@ CONFIDENCE = 0.95
 #: Plain numbers, or a column of which some are absent.
 Values: TypeAlias = "Int64 | Float64 | MaskedInt64 | MaskedFloat64"
 
-_FEWEST_FOR_INTERVAL = 3
+#: The median of fewer may be one that was disturbed.
+FEWEST_FOR_MEDIAN = 3
 #: Up to here the binomial is summed; beyond, the normal distribution gives the same ranks.
 _LARGEST_EXACT = 10_000
 
@@ -93,7 +94,7 @@ class ValueCounts:
         Of an even number the lower end is the lower median's, the upper end the upper one's.
         """
         n = self.n
-        if n < _FEWEST_FOR_INTERVAL:
+        if n < FEWEST_FOR_MEDIAN:
             return None
         tail = (1 - confidence) / 2
         ranks = range(1, n + 1)

@@ -11,28 +11,29 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
+from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.analyzers.whatif.critical_path import HOST, LAUNCH, PathPart, find_critical_path
-from perfscope.analyzers.whatif.measured import LARGEST_ERROR, prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
-from perfscope.analyzers.whatif.replay import FEWEST_FOR_MEDIAN, StepSpan
+from perfscope.analyzers.whatif.replay import StepSpan
 from perfscope.analyzers.whatif.scenarios import (
+    LARGEST_ERROR,
+    NOTHING,
     Outlook,
     apply_scenario,
     offered_scenarios,
     parse_scenario,
+    prepare,
     write_scenario,
 )
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import MOST_ROWS, Row, Section, percent
-from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
+from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Trace, distinct
 
 #: A step with so much of its critical path on the host is bound by it.
 _HOST_BOUND = 0.25
-#: What saves less than this share of a step is not offered.
-_LEAST_SAVED = 0.001
 
 
 class RefusedScenario(Figures, frozen=True):
@@ -58,15 +59,8 @@ class WhatIf(Result, frozen=True):
     refused: Annotated[tuple[RefusedScenario, ...], Doc("What cannot be answered.")]
     critical_path: Annotated[tuple[PathPart, ...], Doc("What the step waited for, the largest part first.")]
     notes: Annotated[tuple[str, ...], Doc("What could not be joined.")]
-    measured_step_us = InUnit("_measured_ns", NS_PER_US, "The median profiled step; of fewer than three the mean.")
-    replayed_step_us = InUnit("_exact_ns", NS_PER_US, "The same, replayed with the measured durations.")
     undisturbed_step_us = InUnitIfKnown(
         "undisturbed_ns", NS_PER_US, "A step that nobody profiled; None where not known."
-    )
-    compared_step_us = InUnit(
-        "_replayed_ns",
-        NS_PER_US,
-        "The replayed step that scenarios are compared with: without what the profiler costs the host.",
     )
 
     TABLES = (
@@ -95,17 +89,20 @@ class WhatIf(Result, frozen=True):
         ),
     )
 
-    @property
-    def _measured_ns(self) -> float:
-        return self.measured.step_ns
+    @figure
+    def measured_step_us(self) -> float:
+        """The median profiled step; of fewer than three the mean."""
+        return self.measured.step_ns / NS_PER_US
 
-    @property
-    def _exact_ns(self) -> float:
-        return self.exact.step_ns
+    @figure
+    def replayed_step_us(self) -> float:
+        """The same, replayed with the measured durations."""
+        return self.exact.step_ns / NS_PER_US
 
-    @property
-    def _replayed_ns(self) -> float:
-        return self.replayed.step_ns
+    @figure
+    def compared_step_us(self) -> float:
+        """The replayed step that scenarios are compared with: without what the profiler costs the host."""
+        return self.replayed.step_ns / NS_PER_US
 
     @figure
     def steps(self) -> int:
@@ -121,10 +118,10 @@ class WhatIf(Result, frozen=True):
         """The scenarios, and the critical path."""
         offered, path = self.TABLES
         first: list[Row] = [
-            ("as measured", self._measured_ns / NS_PER_MS, None, None, None, _count_steps(self.measured.steps))
+            ("as measured", self.measured.step_ns / NS_PER_MS, None, None, None, _count_steps(self.measured.steps))
         ]
         if self.overhead_ns:
-            compared_ms = self._replayed_ns / NS_PER_MS
+            compared_ms = self.replayed.step_ns / NS_PER_MS
             first.append(("without the profiler", compared_ms, None, None, None, "what scenarios are compared with"))
         rows = (*first, *(offered.row(outlook) for outlook in self.scenarios))
         causes = self._causes()
@@ -171,7 +168,7 @@ class WhatIf(Result, frozen=True):
         if not self.overhead_ns:
             yield f"{undisturbed}: the host is taken as profiled."
         else:
-            left = self._replayed_ns / self.undisturbed_ns - 1
+            left = self.replayed.step_ns / self.undisturbed_ns - 1
             yield (
                 f"{undisturbed}: the host is taken {self.overhead_ns / NS_PER_US:.1f} us faster between two calls, "
                 f"which leaves {left:+.1%}."
@@ -218,7 +215,7 @@ def answer(
             refused.append(RefusedScenario(write_scenario(scenario, value), missing.problem))
     outlooks.sort(key=lambda outlook: -outlook.saved_ns)
     if not scenarios:
-        saving = [outlook for outlook in outlooks if outlook.saved_ns > _LEAST_SAVED * measured.replayed.step_ns]
+        saving = [outlook for outlook in outlooks if outlook.saved_ns > NOTHING * measured.replayed.step_ns]
         outlooks, refused = saving[:MOST_ROWS], []
     return WhatIf(
         measured=measured.steps,

@@ -12,7 +12,8 @@ from msgspec import Struct
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind
 from perfscope.analyzers.collectives.matching import match_rows
 from perfscope.analyzers.collectives.process_groups import is_transfer
-from perfscope.analyzers.shared.clock_offsets import FEWEST_ENDS, find_offset, is_apart, is_one_host
+from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
+from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
@@ -143,7 +144,7 @@ def _offsets(ranks: Sequence[RankGraph], operations: Sequence[JointOperation]) -
     for position in reached:
         for (first, second), events in pairs.items():
             other = second if position == first else first
-            if position in (first, second) and other not in reached and len(events) >= FEWEST_ENDS:
+            if position in (first, second) and other not in reached and len(events) >= FEWEST_FOR_MEDIAN:
                 ahead = _clock_offset(ranks[first], ranks[second], np.array(events, np.int64))
                 offsets[other] = offsets[position] + (ahead if position == first else -ahead)
                 reached.append(other)

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_US
@@ -335,10 +336,6 @@ class _RankRun:
             latest = np.maximum.accumulate(ready_ns[begin:end] - (total - self._work_ns[begin:end]))
             result[begin:end] = np.maximum(latest, max(self._freed(run), default=latest[0])) + total
         return result
-
-
-#: Of fewer steps nobody can say which one was disturbed.
-FEWEST_FOR_MEDIAN = 3
 
 
 class StepSpan(Struct, frozen=True):

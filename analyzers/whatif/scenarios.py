@@ -20,16 +20,124 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.shared.intervals import union
-from perfscope.analyzers.whatif.job_graph import JobGraph
-from perfscope.analyzers.whatif.measured import LARGEST_ERROR, MeasuredJob, prepare
+from perfscope.analyzers.stragglers.lateness import MORE
+from perfscope.analyzers.whatif.job_graph import JobGraph, join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph
-from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
+from perfscope.analyzers.whatif.replay import (
+    JobReplay,
+    JobTimes,
+    RankTimes,
+    Replayed,
+    StepSpan,
+    measured_ends,
+    measured_times,
+    span_of_steps,
+)
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
 from perfscope.report import MOST_ROWS
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, Work
+
+#: A replay that is farther from the measured step misses something that the job waited for.
+LARGEST_ERROR = 0.02
+#: Between two calls the host keeps at least this share of its time, and loses no more than so much.
+_LEAST_KEPT = 0.4
+_MOST_OVERHEAD_NS = 100.0 * NS_PER_US
+#: Less than this share of a step is nothing.
+NOTHING = 0.001
+
+
+def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTimes], float]) -> tuple[JobTimes, float]:
+    """Durations that give the step that nobody profiled, and what was taken off between two calls at most, in ns."""
+
+    def take_off(overhead_ns: float) -> JobTimes:
+        return _with_gaps(times, lambda gap_ns: np.maximum(gap_ns - overhead_ns, _LEAST_KEPT * gap_ns))
+
+    step_ns, middle = step_of(times), 0.0
+    if step_ns <= undisturbed_ns * (1 + NOTHING):
+        return times, 0.0
+    target_ns = max(undisturbed_ns, step_of(take_off(_MOST_OVERHEAD_NS)) * (1 + NOTHING))
+    least, most = 0.0, _MOST_OVERHEAD_NS
+    while abs(step_ns / target_ns - 1) > NOTHING and most - least > 1:
+        middle = (least + most) / 2
+        step_ns = step_of(take_off(middle))
+        least, most = (middle, most) if step_ns > target_ns else (least, middle)
+    return take_off(middle), middle
+
+
+def _with_gaps(times: JobTimes, change: Callable[[Int64], Float64]) -> JobTimes:
+    gaps = (np.where(rank.gap_ns > 0, np.rint(change(rank.gap_ns)), rank.gap_ns) for rank in times.ranks)
+    return times.with_ranks(
+        [replace(rank, gap_ns=gap_ns.astype(np.int64)) for rank, gap_ns in zip(times.ranks, gaps, strict=True)]
+    )
+
+
+class MeasuredJob(Struct, frozen=True):
+    """What a scenario starts from.
+
+    ``times`` are as measured, or of a host without the profiler where such steps are known. ``base`` and ``replayed``
+    are the replay with these, ``exact`` is the replay with the measured durations. ``overhead_ns`` is what the profiler
+    was found to cost the host between two calls.
+    """
+
+    job: JobGraph
+    times: JobTimes
+    replay: JobReplay
+    base: Replayed
+    steps: StepSpan
+    exact: StepSpan
+    replayed: StepSpan
+    overhead_ns: float
+    undisturbed_ns: float | None
+
+    @property
+    def error(self) -> float:
+        """How far the replay of the measured durations is from the measured step, as a share of it."""
+        return self.exact.step_ns / self.steps.step_ns - 1
+
+    @property
+    def uncertain_ns(self) -> float:
+        """How far the replayed step may be off: the error of the replay, and the standard error of a measured step."""
+        usual_ns = self.steps.step_ns if self.undisturbed_ns is None else self.undisturbed_ns
+        return math.hypot(self.replayed.step_ns - usual_ns, self.steps.standard_error_ns)
+
+    def span(self, times: JobTimes) -> StepSpan:
+        """The marked steps of a replay with other durations."""
+        return span_of_steps(self.job, self.replay.run(times).end_ns)
+
+
+def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> MeasuredJob:
+    """Join the graphs of a job's ranks, and replay it as measured, or as fast as a step that nobody profiled.
+
+    Raises:
+        MissingInput: There is no graph, no step is marked, or the ranks marked different ones.
+    """
+    if not graphs:
+        raise MissingInput("no trace joins events of the device with their launches")
+    job = join_ranks(graphs)
+    replay, times = JobReplay(job), measured_times(job)
+    steps = span_of_steps(job, measured_ends(job))
+    exact = span_of_steps(job, replay.run(times).end_ns)
+    overhead_ns = 0.0
+    if undisturbed_ns is not None:
+        times, overhead_ns = calibrate(
+            times, undisturbed_ns, lambda changed: span_of_steps(job, replay.run(changed).end_ns).step_ns
+        )
+    base = replay.run(times)
+    return MeasuredJob(
+        job=job,
+        times=times,
+        replay=replay,
+        base=base,
+        steps=steps,
+        exact=exact,
+        replayed=span_of_steps(job, base.end_ns),
+        overhead_ns=overhead_ns,
+        undisturbed_ns=undisturbed_ns,
+    )
+
 
 #: Of what a scenario saves: how far predictions were from changes that were really made, besides what is known.
 _UNSEEN = 0.2
@@ -153,8 +261,6 @@ def _divide(times_ns: Int64, factor: float) -> Int64:
 
 # Communication
 
-#: Of the time that communication ran beside kernels: how much more or less than was measured these may lose by it.
-_HIDDEN_DOUBT = 0.5
 #: What kernels lose of the time that communication runs beside them: 34 to 41 % in DistributedDataParallel on two H200,
 #: where NCCL holds 24 of 132 multiprocessors (reports/what-if.md); 19 % on average in arXiv 2507.03114.
 _LOST_BESIDE = 0.4
@@ -167,7 +273,7 @@ def _free_communication(measured: MeasuredJob, axis: str) -> Changed:
         ranks.append(replace(times, event_ns=np.where(chosen, 0, alone_ns), lag_ns=np.where(chosen, 0, times.lag_ns)))
         hidden_ns = max(hidden_ns, _communication_ns(graph, chosen) - _communication_ns(graph, chosen, is_exposed=True))
     changed = _without_transfers(measured, ranks, _operations_of(measured.job, rows_of_ranks))
-    doubt_ns = _HIDDEN_DOUBT * hidden_ns / measured.steps.steps
+    doubt_ns = _LOST_BESIDE * hidden_ns / measured.steps.steps
     sentence = f"Communication slows what runs beside it by {_LOST_BESIDE:.0%}; without it kernels run alone."
     return Changed(changed, (sentence if hidden_ns else _NOTHING_BESIDE,), doubt_ns=doubt_ns)
 
@@ -388,8 +494,6 @@ def find_repeats(forward: Sequence[int], backward: Sequence[int]) -> Bool:
 
 # Ranks
 
-#: Less of a difference than this is noise; the shorter one of two times would be too short on average.
-_CLEARLY_SLOWER = 1.05
 _PEERS = (
     "Each kernel takes its own time or the median of the same kernel on the other ranks, whichever is less; work that "
     "the other ranks do not do takes none."
@@ -463,7 +567,7 @@ def _faster_devices(measured: MeasuredJob, positions: Collection[int], groups: S
             _compare_step([measured.job.ranks[at] for at in group], step, [peers[at] for at in group])
     ranks = list(measured.times.ranks)
     for position, (graph, times) in enumerate(zip(measured.job.ranks, ranks, strict=True)):
-        chosen = times.event_ns > _CLEARLY_SLOWER * peers[position]
+        chosen = times.event_ns > MORE * peers[position]
         if position not in positions:
             communicating = union(graph.start_ns[graph.is_communication], graph.end_ns[graph.is_communication])
             chosen &= communicating.measure_within(graph.start_ns, graph.end_ns) > 0

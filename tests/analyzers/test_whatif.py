@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.whatif import RefusedScenario, WhatIf, answer, measure
-from perfscope.analyzers.whatif.measured import MeasuredJob
 from perfscope.analyzers.whatif.rank_graph import RankGraph
-from perfscope.analyzers.whatif.scenarios import Fixes
+from perfscope.analyzers.whatif.scenarios import Fixes, MeasuredJob
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Trace
