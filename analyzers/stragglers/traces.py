@@ -6,8 +6,15 @@ ranks of the group. No clocks are compared. The straggler is the rank that cause
 none where this is below a hundredth of the time, as on ranks that wait for each other by turns. Where steps are marked
 on all ranks of a group, only the operations of these steps count.
 
-Why a rank came last is what it did longer in these steps than the other ranks of its group; ``compute_pace`` tells a
-slow device from more work.
+Why a rank came last is what it did longer in these steps than the other ranks of its group. Ranks are compared over
+kernels that all of them ran equally often, of the same name and, where the trace states it, the same grid. *Relative
+compute* is the fastest rank's time for them over a rank's own, by medians: it tells a slow device. *Relative work* is a
+rank's kernels over those of the rank that has least, each with the median of the rank on which it is fastest.
+
+Products, attention and sums of recent libraries have a grid as large as the GPU, whatever they compute. Where kernels
+that all ranks launch equally often have other grids on some of them, the inputs differ in size. Kernels of equal grids
+then say nothing, either, but for those of the optimizer, whose work depends on the parameters alone. A kernel that runs
+during a collective's wait takes up to twice its time, so that kernels that never do are compared where there are any.
 
 Sends and receives are left out, and groups whose ranks are stages of one pipeline make no straggler. Stages wait for
 each other by the order of their passes, which the pipeline bubble measures.
@@ -23,20 +30,20 @@ from math import fsum
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import SYNCHRONISING, GroupCalls, GroupKey
 from perfscope.analyzers.collectives.matching import match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
-from perfscope.analyzers.shared.kernel_medians import join_windows
+from perfscope.analyzers.shared.kernel_medians import KernelMedians, join_windows
 from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_profiles
-from perfscope.analyzers.stragglers.compute_pace import Pace, PaceComparison, compare
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import MOST_ROWS, Section, percent
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_ranges
 
@@ -68,6 +75,117 @@ _REASONS = {
 }
 #: The share of the excess that makes a part the reason.
 _DECISIVE = 0.5
+
+
+#: Kernels with other grids than on another rank take at least this share of its time where the inputs differ in size.
+_RESIZED = 0.1
+
+
+class Pace(Struct, frozen=True):
+    """One rank in the comparison; ``relative_compute`` is absent where the inputs differ in size."""
+
+    relative_compute: float | None
+    relative_work: float
+
+
+class PaceComparison(Figures, frozen=True):
+    """How ranks are compared; ``paces`` are by rank."""
+
+    paces: Mapping[int, Pace]
+    steps: Annotated[tuple[int, ...], Doc("The marked steps; empty for whole windows.")]
+    kernels: Annotated[int, Doc("How many different kernels are compared.")]
+    without_communication: Annotated[
+        bool, Doc("Whether only their runs without communication beside them are compared.")
+    ]
+    sizes_differ: Annotated[
+        bool, Doc("Whether the inputs of the ranks differ in size, so that only kernels of the optimizer are compared.")
+    ]
+
+    def sentence(self) -> str:
+        """What is compared, in words."""
+        if self.sizes_differ:
+            return (
+                "The inputs of the ranks differ in size: kernels of one grid need not do the same. Relative compute "
+                f"compares {self.kernels} kernels of the optimizer alone: the fastest rank's time over a rank's own. "
+                "Relative work is the time of all kernels at the pace of the fastest rank, 1 for the least."
+            )
+        beside = "while the device did not communicate" if self.without_communication else "also beside communication"
+        return (
+            f"Relative compute compares the medians of {self.kernels} kernels that all ranks ran equally often, "
+            f"{beside}: the fastest rank's time over a rank's own. Relative work is how much a rank has to compute, 1 "
+            "for the least."
+        )
+
+
+def compare_paces(kernels: Mapping[int, KernelMedians]) -> PaceComparison | None:
+    """Compare ranks over the kernels that all of them have; None where there are none, or no step in common."""
+    ranks = list(kernels.values())
+    steps = common_steps(own.steps for own in ranks)
+    common = reduce(np.intersect1d, (own.keys for own in ranks)) if ranks else np.zeros(0, np.int64)
+    if len(ranks) == 1 or not steps or not len(common):
+        return None
+    columns = [np.searchsorted(own.keys, common) for own in ranks]
+    calls = np.stack([own.calls[column] / len(own.steps) for own, column in zip(ranks, columns, strict=True)])
+    time = calls * np.stack([own.median_ns[column] for own, column in zip(ranks, columns, strict=True)])
+    # Kernels of one name and grid may differ in what they do; called equally often, they are the same mixture.
+    chosen = (calls == calls[0]).all(axis=0)
+    if not chosen.any():
+        return None
+    is_resized = _differ_in_size(ranks)
+    if is_resized:
+        chosen &= ranks[0].of_parameters[columns[0]]
+    alone = chosen & np.all([own.is_alone[column] for own, column in zip(ranks, columns, strict=True)], axis=0)
+    is_alone = bool(alone.any())
+    chosen = alone if is_alone else chosen
+    times = (time * chosen).sum(axis=1)
+    paces = times.min() / times if times.all() else None
+    if is_resized:
+        whole = np.array([float((own.calls * own.median_ns).sum() + own.other_ns) / len(own.steps) for own in ranks])
+        work = whole * (1.0 if paces is None else paces)
+    else:
+        work = _work_at_the_fastest(ranks)
+    if not work.all() or (paces is None and not is_resized):
+        return None
+    by_rank = {
+        rank: Pace(None if paces is None else float(paces[row]), float(work[row] / work.min()))
+        for row, rank in enumerate(kernels)
+    }
+    numbers = tuple(step for step in steps if step != ABSENT)
+    return PaceComparison(by_rank, numbers, int(chosen.sum()), is_alone, is_resized)
+
+
+def _work_at_the_fastest(ranks: Sequence[KernelMedians]) -> Float64:
+    least: dict[int, int] = {}
+    for own in ranks:
+        for key, time_ns in zip(own.keys.tolist(), own.median_ns.tolist(), strict=True):
+            least[key] = min(time_ns, least.get(key, time_ns))
+    return np.array(
+        [
+            ((own.calls * np.array([least[key] for key in own.keys.tolist()])).sum() + own.other_ns) / len(own.steps)
+            for own in ranks
+        ]
+    )
+
+
+def _differ_in_size(ranks: Sequence[KernelMedians]) -> bool:
+    first, *others = [_launches(own) for own in ranks]
+    common = {
+        name for name in first if all(sum(own.get(name, {}).values()) == sum(first[name].values()) for own in others)
+    }
+    resized = [name for name in common if any(own[name] != first[name] for own in others)]
+    time = [own.calls * own.median_ns for own in ranks]
+    return all(
+        own_time[np.isin(own.names, resized)].sum() >= _RESIZED * own_time.sum()
+        for own, own_time in zip(ranks, time, strict=True)
+    )
+
+
+def _launches(kernels: KernelMedians) -> dict[int, dict[int, float]]:
+    grids: dict[int, dict[int, float]] = {}
+    calls = (kernels.calls / len(kernels.steps)).tolist()
+    for key, name, count in zip(kernels.keys.tolist(), kernels.names.tolist(), calls, strict=True):
+        grids.setdefault(name, {})[key] = count
+    return grids
 
 
 class RankWait(Figures, frozen=True):
@@ -346,7 +464,7 @@ class _Members:
         ordered = {rank: [part for _, part in sorted(own, key=lambda each: each[0])] for rank, own in windows.items()}
         by_rank = dict(sorted(ordered.items()))
         kernels = {rank: reduce(join_windows, (part.kernels for part in own)) for rank, own in by_rank.items()}
-        self.comparison = compare({rank: own for rank, own in kernels.items() if own is not None})
+        self.comparison = compare_paces({rank: own for rank, own in kernels.items() if own is not None})
         profiles = {rank: reduce(join_profiles, (part.profile for part in own)) for rank, own in by_rank.items()}
         self._profiles: dict[int, StepProfile] = {rank: own for rank, own in profiles.items() if own is not None}
 

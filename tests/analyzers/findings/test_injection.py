@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.injected_faults import find
 from perfscope.analyzers.findings import Findings
-from tests.conftest import ROOT, environment
+from tests.conftest import ROOT
 
 RECORDED = ROOT / "fixtures" / "findings"
 with (RECORDED / "cases.csv").open(newline="") as _file:
@@ -19,28 +17,12 @@ with (RECORDED / "cases.csv").open(newline="") as _file:
 FAULTY = [case for case in CASES if case["finding"]]
 #: A finding that costs more of a clean run's step is false.
 LARGEST_FALSE = 0.03
-#: The share of faults that must be named first.
-LEAST_RIGHT = 0.9
 #: Faults in trainings whose GPUs are at their own limit of power.
 POWER_LIMITED = ("h200/fsdp1_no_prefetch",)
 #: Steps of one training differ by so much from process to process.
 SCATTER = 0.02
-#: Faults in trainings that a test starts, and what names them.
-TRAINED = {
-    "slow_data": "slow_data_loading",
-    "few_workers": "slow_data_loading",
-    "garbage": "garbage_collection",
-    "pause": "host_pauses",
-    "recompilation": "recompilation",
-    "saves": "blocking_saves",
-    "padding": "padding",
-    "straggler_host": "host_pauses",  # on processors `late_ranks` names the rank
-    "straggler_data": "slow_data_loading",
-    "pipeline_bubble": "large_bubble",
-}
 #: Findings about time that comes on top of the steps.
 BESIDE = ("blocking_saves", "recompilation")
-CLEAN = "clean"
 _runs: dict[Path, Findings] = {}
 
 
@@ -112,18 +94,3 @@ def test_costs_of_all_findings_fit_into_a_step(case: dict[str, str]) -> None:
         low, high = finding.interval_us
         assert 0 <= low <= finding.cost_us <= high
     assert [finding.cost_us for finding in found] == sorted((finding.cost_us for finding in found), reverse=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # a minute on two quiet processors
-def test_trainings_on_this_machine_name_their_fault_first(tmp_path: Path) -> None:
-    names = [CLEAN, *TRAINED]
-    script = ROOT / "tests" / "scripts" / "faults.py"
-    command = [sys.executable, str(script), "--out", str(tmp_path), "--together", "4", *names]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "FAILED" not in ended.stdout, ended.stdout
-    wrong = {name: first(tmp_path / name) for name in TRAINED if first(tmp_path / name) != TRAINED[name]}
-    assert len(TRAINED) - len(wrong) >= LEAST_RIGHT * len(TRAINED), wrong
-    clean = findings_of(tmp_path / CLEAN).findings
-    assert all(finding.share_of_step <= LARGEST_FALSE for finding in clean), clean
