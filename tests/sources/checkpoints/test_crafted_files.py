@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from perfscope.sources.checkpoints import listing
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.checkpoints.listing import list_files
 from perfscope.sources.pickles import InertUnpickler
@@ -164,20 +163,6 @@ class TestWhatIsNoFile:
             text = run(capsys, "checkpoint", tmp_path).err
         assert "model.pt is a device; it is not read" in text
         assert "optimizer.pt is a socket; it is not read" in text
-
-    def test_a_file_that_vanishes_while_its_folder_is_listed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("model.pt", "optimizer.pt"):
-            (tmp_path / name).write_bytes(b"x")
-        add = listing._Lister._add
-
-        def vanish(lister: Any, name: str, *rest: Any) -> None:
-            (tmp_path / "model.pt").unlink(missing_ok=True)
-            add(lister, name, *rest)
-
-        monkeypatch.setattr(listing._Lister, "_add", vanish)
-        assert list_files(tmp_path).unreadable == {"model.pt": "cannot be read: No such file or directory"}
 
     def test_loops_of_links_and_links_around_the_folder_end(self, tmp_path: Path) -> None:
         folder = tmp_path / "outer" / "c"
