@@ -155,9 +155,16 @@ def analyze(run: Run) -> StepTimes:
     times_s = undisturbed.times_s()
     step_time_s = undisturbed.step_time_s()
     samples, tokens = _work_of_step(ranks, {rank.rank: rank for rank in run.ranks})
+    recorded, count = {window.first_step for window in run.windows}, max(rank.count for rank in ranks)
+    unreached = tuple(
+        f"Window {format_ranges(range(first, last + 1))} was not reached: training ended after step {count}; "
+        "`--steps` takes earlier ones."
+        for first, last in run.planned_windows
+        if first not in recorded and first > count
+    )
     return StepTimes(
         source=str(tables[0].source[-1]),
-        count=max(rank.count for rank in ranks),
+        count=count,
         step_time_s=step_time_s,
         median_s=median(times_s),
         p95_s=percentile(times_s, 95),
@@ -171,8 +178,8 @@ def analyze(run: Run) -> StepTimes:
         ranks=ranks,
         undisturbed_ns=tuple(undisturbed.job_ns.tolist()),
         window_effect=undisturbed.effect,
-        unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
-        notes=write_notes(run, ranks, undisturbed),
+        unreached_windows=unreached,
+        notes=_write_notes(run, ranks, undisturbed, unreached),
         micro_batches=max((rank.micro_batches for rank in ranks if rank.micro_batches is not None), default=None),
     )
 
@@ -259,8 +266,9 @@ def _growth(steps: Steps, count: MaskedInt64) -> float | None:
     return float(count[last] - count[first]) / float(steps.step[last] - steps.step[first])
 
 
-def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps) -> tuple[str, ...]:
-    """The notes below the table of steps."""
+def _write_notes(
+    run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps, unreached: Sequence[str]
+) -> tuple[str, ...]:
     tables = undisturbed.tables
     source = str(tables[0].source[-1])
     notes = [f"Step boundary: {STEP_BOUNDARIES[source].event if source in STEP_BOUNDARIES else source}."]
@@ -277,7 +285,7 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
     lost = sorted(unfinished - {window.rank for window in run.windows if window.partial})
     if lost:
         notes.append(f"Ranks {lost} ended while a window was open: that window is lost, earlier ones are complete.")
-    notes += describe_unreached_windows(run, max(rank.count for rank in ranks))
+    notes += unreached
     saved = {int(step) for table in tables for step in table.step[present(table.save_ns)]}
     if saved:
         notes.append(
@@ -357,17 +365,6 @@ def _on_effect(effect: WindowEffect) -> list[str]:
         "are too few to blame it; the step time is over both.",
     }
     return [texts[effect.verdict]] if effect.verdict in texts else []
-
-
-def describe_unreached_windows(run: Run, steps: int) -> list[str]:
-    """Which windows training ended too early for, after so many steps."""
-    recorded = {window.first_step for window in run.windows}
-    return [
-        f"Window {format_ranges(range(first, last + 1))} was not reached: training ended after step {steps}; "
-        "`--steps` takes earlier ones."
-        for first, last in run.planned_windows
-        if first not in recorded and first > steps
-    ]
 
 
 def _on_validation(tables: Sequence[Steps]) -> list[str]:

@@ -7,7 +7,7 @@ to their neighbours, and shows some ranks of a very large job; the times here ar
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from msgspec import Struct
@@ -315,23 +315,16 @@ def find_longest(trace: Trace, device: int, most: int) -> LongestEvents:
     )
 
 
-class Simplified(NamedTuple):
-    """States in fewer pieces, without gaps; those shorter than ``shortest_ns`` are joined, 0 where none was."""
-
-    states: StateRuns
-    shortest_ns: int
-
-
-def simplify(states: StateRuns, most: int) -> Simplified:
+def simplify(states: StateRuns, most: int) -> tuple[StateRuns, int]:
     """Join neighbours that are shorter than ever longer times, until no more than ``most`` pieces are left."""
     if len(states.state) <= most:
-        return Simplified(states, 0)
+        return states, 0
     span_ns = int(states.end_ns[-1] - states.start_ns[0])
     shortest_ns = max(1, span_ns // (4 * most))
     while True:
         joined = _join(states, shortest_ns)
         if len(joined.state) <= max(most, 1):
-            return Simplified(joined, shortest_ns)
+            return joined, shortest_ns
         shortest_ns *= 2
 
 
@@ -417,16 +410,6 @@ class JobTimeline(Result, frozen=True, eq=False):
         )
 
     @figure
-    def operations(self) -> int:
-        """Operations of several ranks."""
-        return len(self.job.operations)
-
-    @figure
-    def bubbles(self) -> int:
-        """Bubbles between the passes of a pipeline."""
-        return len(self.job.bubbles)
-
-    @figure
     def notes(self) -> tuple[str, ...]:
         """What a reader must know."""
         return self.job.notes
@@ -460,11 +443,11 @@ def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:
     timelines = []
     for tracks in measure_tracks(trace):
         if tracks.states is not None and tracks.device is not None:
-            simplified = simplify(tracks.states, most)
+            states, joined_ns = simplify(tracks.states, most)
             longest = find_longest(trace, tracks.device, _MOST_EVENTS // ranks)
             time_ns = sum_states(tracks.states, np.zeros(len(tracks.states.state), np.int64), 1)[0]
-            shown = replace(tracks, states=simplified.states)
-            timelines.append(DeviceTimeline(shown, longest, tuple(time_ns.tolist()), simplified.shortest_ns))
+            shown = replace(tracks, states=states)
+            timelines.append(DeviceTimeline(shown, longest, tuple(time_ns.tolist()), joined_ns))
     return tuple(timelines) or None
 
 
