@@ -148,7 +148,6 @@ def _doubt_pauses(starts_ns: Int64, ends_ns: Int64, covered: Bool) -> str | None
 
 
 def _training_before_ns(starts_ns: Int64, ends_ns: Int64, moments_ns: Int64) -> Int64:
-    """How much of the second before each moment was in steps."""
     edges_ns = np.concatenate([[0], np.cumsum(ends_ns - starts_ns)])
 
     def until(times_ns: Int64) -> Int64:

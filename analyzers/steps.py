@@ -225,7 +225,6 @@ def _work_of_step(ranks: Sequence[RankSteps], facts: Mapping[int, Rank]) -> tupl
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """The sum; absent where a value is, or where there is none."""
     stated = [value for value in values if value is not None]
     return sum(stated) if stated and len(stated) == len(values) else None
 

@@ -165,7 +165,6 @@ def _clocks_of_steps(samples: GpuSamples, starts_ns: Int64, ends_ns: Int64) -> M
 
 
 def _active_fraction(samples: GpuSamples, counter: str | None, training_ns: tuple[int, int]) -> float | None:
-    """The share of training in which a cause was active; absent without a counter."""
     column = samples.counters.get(counter) if counter else None
     if column is None:
         return None

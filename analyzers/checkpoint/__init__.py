@@ -500,7 +500,6 @@ class CheckpointSizes(Result, frozen=True, kw_only=True):
 
 
 def _size_columns(name: str, largest: int) -> tuple[Column, ...]:
-    """Bytes, and these in the decimal and the binary unit that fit the largest size."""
     units = next(units for least, *units in _UNIT_PAIRS if largest >= least)
     return (
         Column(name, "bytes"),

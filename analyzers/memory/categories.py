@@ -107,7 +107,6 @@ def _take_block_sizes(history: AllocatorHistory, addresses: Int64, rounded: Int6
 
 
 def _curve(begins: Int64, ends: Int64, sizes: Int64, count: int) -> tuple[Int64, int]:
-    """The sum behind each event, and before the first one."""
     deltas = np.zeros(count + 1, np.int64)
     inside = begins >= 0
     np.add.at(deltas, begins[inside], sizes[inside])

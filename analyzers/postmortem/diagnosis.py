@@ -465,7 +465,6 @@ class Summary:
         )
 
     def _calls_section(self) -> Section | None:
-        """The last collectives of the ranks to look at, beside those of one that only waits."""
         chosen = [*self.diagnosis.ranks[:2], *self.diagnosis.waiting[:1]]
         rows = tuple(
             (rank, call.group, call.sequence, call.operation, str(list(map(list, call.input_sizes))), _state(call))

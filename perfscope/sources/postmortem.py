@@ -100,7 +100,6 @@ def _to_calls(entries: Sequence[object]) -> tuple[list[CollectiveCall], int]:
 
 
 def _set_state(calls: list[CollectiveCall], last: CollectiveCall, batch: CollectiveCall) -> None:
-    """Give the calls of a batch, which end with ``last``, the batch's state."""
     for index in range(len(calls) - 1, -1, -1):
         call = calls[index]
         if call.group != last.group:
@@ -304,7 +303,6 @@ def _read_run(run: Path) -> PostMortem:
 
 
 def _latest_folders(ranks: Path) -> dict[int, tuple[int, Path]]:
-    """The folder of the last process of each rank."""
     latest: dict[int, tuple[int, Path]] = {}
     for folder in sorted(ranks.iterdir()) if ranks.is_dir() else ():
         parsed = wire.parse_rank_folder(folder.name)

@@ -258,7 +258,6 @@ def _count_stated_parameters(reading: _Reading) -> int | None:
 
 
 def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
-    """Read a ``.metadata`` and compare it with the shards beside it."""
     parent = name.removesuffix(METADATA_FILE)
     names: frozenset[str] = frozenset()
     try:
@@ -280,7 +279,6 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
 
 
 def _read_shard(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
-    """The tensors of a shard of a distributed checkpoint, by the ``.metadata`` beside it."""
     parent, _, file_name = read.path.rpartition("/")
     folder = f"{parent}/" if parent else ""
     metadata = reading.dcp.get(folder)

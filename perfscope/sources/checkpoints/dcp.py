@@ -64,8 +64,6 @@ class DcpMetadata:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """An entry of ``storage_data``: a chunk's tensor, its offsets in that, its file, its offset, its length."""
-
     name: str
     offsets: tuple[int, ...] | None
     file: str
@@ -150,7 +148,6 @@ def _pieces(stored: object) -> Iterator[_Piece]:
 
 
 def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
-    """Sum the pieces by file and tensor, and check that they cover every tensor."""
     covered: dict[str, int] = {}
     for piece in pieces:
         part = metadata.files.setdefault(piece.file, {}).setdefault(piece.name, ShardPart())

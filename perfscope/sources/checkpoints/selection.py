@@ -184,7 +184,6 @@ def _join_parts(units: list[Unit], part_files: Mapping[str, int], files: Mapping
 
 
 def _group_files(files: Mapping[str, int], states: Mapping[str, int], path: str) -> list[Unit]:
-    """The checkpoints that the files of one folder are."""
     framework = {name: None for name in states if not _is_generic(name)}
     series: dict[CheckpointName, list[str]] = {}
     for name in states:
