@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.findings import communication, compute, host
+from perfscope.analyzers.findings import communication, compute, host, loop
 from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Finding
 from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
 from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: The rules; those of what remains of a part come after the others.
 RULES: tuple[Finder, ...] = tuple(
-    sorted((*host.RULES, *communication.RULES, *compute.RULES), key=lambda rule: rule.is_rest)
+    sorted((*loop.RULES, *host.RULES, *communication.RULES, *compute.RULES), key=lambda rule: rule.is_rest)
 )
 #: A finding that regains a smaller share of a step is not worth a line.
 SMALLEST_SHARE = 0.02
@@ -62,8 +62,7 @@ def describe(finding: Finding) -> str:
     low, high = (us / US_PER_MS for us in finding.interval_us)
     where = f", rank {format_ranges(finding.ranks, MOST_ROWS)}" if finding.ranks else ""
     cost = (
-        f"{finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share_of_step):.1f} % of a step "
-        f"({finding.basis}: {low:.2f} to {high:.2f} ms)"
+        f"{finding.in_words}, {finding.cost_us / US_PER_MS:.2f} ms a step ({finding.basis}: {low:.2f} to {high:.2f} ms)"
     )
     if finding.saved_bytes is not None:
         cost = f"{finding.saved_bytes / GB:.2f} GB less at the peak"
@@ -98,22 +97,23 @@ def derive(
 
 def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding, ...]:
     """The findings of a run, the one that regains most first; rules of what remains of a part come last."""
-    step_us = training.step_us
-    if not step_us:
+    step_us, base_us = training.step_us, training.base_us
+    if not step_us or not base_us:
         return ()
-    least_us = SMALLEST_SHARE * step_us
+    least_us = SMALLEST_SHARE * base_us
+    steps = training.results.loop.steps if training.results.loop is not None else None
     found: list[tuple[Finder, Finding]] = []
     for rule in rules:
         cause = rule.find(training)
         if cause is None:
             continue
         if cause.saved_bytes is not None:
-            found.append((rule, _finding(rule, cause, 0.0, step_us)))
+            found.append((rule, _finding(rule, cause, 0.0, base_us, steps)))
             continue
         if cause.cost_us < least_us and cause.basis is Basis.BOUND:
             continue  # no replay is needed to leave it out
         cause = _replayed(training, cause)
-        cost_us = cause.cost_us if cause.is_beside else min(cause.cost_us, step_us)
+        cost_us = min(cause.cost_us, base_us if StepPart.OUTSIDE in rule.parts else step_us)
         if not cause.is_of_all_steps and cause.basis is not Basis.REPLAY:
             cost_us = min(cost_us, training.part_us(rule.parts[0]))
         if rule.is_rest:
@@ -129,11 +129,11 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
         if cost_us >= least_us:
             if _may_be_free(training, rule, cause):
                 cause = replace(cause, interval_us=(0.0, cause.interval_us[1]))
-            found.append((rule, _finding(rule, cause, cost_us, step_us + cost_us * cause.is_beside)))
+            found.append((rule, _finding(rule, cause, cost_us, base_us, steps)))
     return tuple(sorted((finding for _, finding in found), key=lambda finding: (-finding.cost_us, finding.id)))
 
 
-def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float) -> Finding:
+def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float, steps: int | None) -> Finding:
     low, high = cause.interval_us
     step_us = max(step_us, cost_us)
     return Finding(
@@ -142,6 +142,7 @@ def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float) -> Find
         cost_us=cost_us,
         interval_us=(min(low, cost_us), max(min(high, step_us), cost_us)),  # nothing regains more than a step
         step_us=step_us,
+        steps=steps,
         saved_bytes=cause.saved_bytes,
         basis=cause.basis,
         scenario=cause.scenario if cause.basis is Basis.REPLAY else None,

@@ -9,7 +9,9 @@ from typing import Annotated
 from msgspec import Struct
 
 from perfscope.analyzers.findings.training import StepPart, TracedRun
+from perfscope.constants import US_PER_S
 from perfscope.result import Doc, Figures, figure
+from perfscope.units import format_seconds
 
 
 class Basis(StrEnum):
@@ -44,7 +46,6 @@ class Fault(Struct, frozen=True):
         is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
         is_of_all_steps: Whether it was measured in steps that nobody profiled, whose parts are not known.
         saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.
-        is_beside: Whether it comes on top of the steps whose mean the shares are of.
     """
 
     cost_us: float
@@ -56,7 +57,6 @@ class Fault(Struct, frozen=True):
     scenario: str = ""
     scenario_part: float = 1.0
     is_counted: bool = False
-    is_beside: bool = False
     is_of_all_steps: bool = False
     saved_bytes: int | None = None
 
@@ -81,7 +81,11 @@ class Finding(Figures, frozen=True):
     title: Annotated[str, Doc("What is wrong.")]
     cost_us: Annotated[float, Doc("What a fix regains of a step.")]
     interval_us: Annotated[tuple[float, float], Doc("Least and most that it regains.")]
-    step_us: Annotated[float, Doc("The step time of the run, and not shorter than what its device does in it.")]
+    step_us: Annotated[
+        float,
+        Doc("A step of the training loop with everything between it and the next; of traces alone the profiled step."),
+    ]
+    steps: Annotated[int | None, Doc("Steps of the loop; None of traces alone.")]
     saved_bytes: Annotated[
         int | None, Doc("What a fix regains of a GPU's memory, of a finding that costs memory and no time; else None.")
     ]
@@ -97,8 +101,22 @@ class Finding(Figures, frozen=True):
 
     @figure
     def share_of_step(self) -> float:
-        """``cost_us / step_us``."""
+        """``cost_us / step_us``: its share of the training loop."""
         return self.cost_us / self.step_us
+
+    @figure
+    def cost_s(self) -> float | None:
+        """What a fix regains of the whole loop: ``steps`` times ``cost_us``; None of traces alone."""
+        return None if self.steps is None else self.steps * self.cost_us / US_PER_S
+
+    @property
+    def in_words(self) -> str:
+        """What it costs, for people."""
+        share = f"{100 * self.share_of_step:.1f} %"
+        if self.steps is None or self.cost_s is None:
+            return f"{share} of a step"
+        loop_s = self.steps * self.step_us / US_PER_S
+        return f"{format_seconds(self.cost_s)} of {format_seconds(loop_s)} ({share} of the loop)"
 
     @figure
     def page(self) -> str:

@@ -156,8 +156,7 @@ def find_recompilation(training: TracedRun) -> Fault | None:
         "`torch._dynamo.mark_dynamic`, or samples of few lengths."
     )
     of_ranks = tuple(rank.rank for _, rank in compiling)
-    is_beside = not rank.means.compile_in_steps_s
-    return Fault(cost_us, (cost_us, cost_us), of_ranks, (evidence,), advice, is_beside=is_beside)
+    return Fault(cost_us, (cost_us, cost_us), of_ranks, (evidence,), advice)
 
 
 def find_blocking_saves(training: TracedRun) -> Fault | None:
@@ -167,7 +166,7 @@ def find_blocking_saves(training: TracedRun) -> Fault | None:
         return None
     cost_us = saves.blocked_s * US_PER_S / steps.count
     asynchronous = sum(save.asynchronous is True for save in saves.saves)
-    is_beside = asynchronous == len(saves.saves)
+    is_async = asynchronous == len(saves.saves)
     evidence = Proof(
         f"{len(saves.saves)} checkpoints stalled training for {saves.blocked_s:.2f} s in {steps.count} steps.",
         ("/results/saves/blocked_s", "/results/steps/count"),
@@ -175,19 +174,22 @@ def find_blocking_saves(training: TracedRun) -> Fault | None:
     advice = "Try " + training.option(
         {
             MEGATRON: offer(
-                ("`--async-save` with `--ckpt-format torch_dist`", is_beside or training.has_option("--async-save")),
+                (
+                    "`--async-save` with `--ckpt-format torch_dist`",
+                    is_async or training.has_option("--async-save"),
+                ),
                 ("a larger `--save-interval`.", False),
             ),
             TRAINER: "a larger `save_steps` of TrainingArguments, or `save_only_model=True` where no restart needs it.",
             LIGHTNING: offer(
-                ("`AsyncCheckpointIO` as a plugin of the Trainer", is_beside),
+                ("`AsyncCheckpointIO` as a plugin of the Trainer", is_async),
                 ("a larger `every_n_train_steps`.", False),
             ),
             DEEPSPEED: '`"checkpoint": {"writer": {"type": "fast"}}`, or to save less often.',
-            TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_beside), ("to save less often.", False)),
+            TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_async), ("to save less often.", False)),
         }
     )
-    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice, is_beside=True)
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice)
 
 
 def find_synchronisations(training: TracedRun) -> Fault | None:
@@ -285,7 +287,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     rank = max(training.ranks, key=_pause_us, default=None)
     if rank is None:
         return None
-    cost_us = _pause_us(rank) - training.saved_us() / rank.steps  # saves are a cause of their own
+    cost_us = _pause_us(rank)
     if cost_us <= 0:
         return None
     if training.has_device:

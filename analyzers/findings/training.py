@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.host import HostRank, HostTime
     from perfscope.analyzers.idle import Idle, RankIdle
     from perfscope.analyzers.kernels import Kernels, KernelWork
+    from perfscope.analyzers.loop import Loop
     from perfscope.analyzers.memory import MemoryUse
     from perfscope.analyzers.mfu import Utilisation
     from perfscope.analyzers.modules import ModuleTree
@@ -53,6 +55,7 @@ class AnalyzerResults(Struct, frozen=True):
     idle: Idle | None = None
     kernels: Kernels | None = None
     late_ranks: LateRanks | None = None
+    loop: Loop | None = None
     memory: MemoryUse | None = None
     mfu: Utilisation | None = None
     modules: ModuleTree | None = None
@@ -223,15 +226,17 @@ class TracedRun:
         busy_ns = (_busy_ns(device) for device in self.devices)
         return max(step_s * US_PER_S, *(ns / NS_PER_US for ns in busy_ns), 0.0) if step_s else None
 
-    def saved_us(self) -> float:
-        """How long saves stalled the profiled steps: those after a profiled step that another one follows."""
-        host, saves = self.results.host, self.results.saves
-        if saves is None:
-            return 0.0
-        ranks = self.devices if self.has_device or host is None else host.ranks
-        profiled = {step.name.rpartition("#")[2] for rank in ranks for step in rank.steps}
-        inside = (save for save in saves.saves if {str(save.step), str((save.step or 0) + 1)} <= profiled)
-        return sum(save.blocked_s or 0.0 for save in inside) * US_PER_S
+    @property
+    def base_us(self) -> float | None:
+        """What shares are of: a step of the loop with everything between it and the next; else the step time."""
+        loop, step_us = self.results.loop, self.step_us
+        return step_us if loop is None or step_us is None else loop.step_s * US_PER_S
+
+    @cached_property
+    def unusual_steps(self) -> frozenset[str]:
+        """The names of profiled steps with a save, a validation or a pause, which say nothing about others."""
+        loop = self.results.loop
+        return frozenset(f"ProfilerStep#{number}" for number in loop.unusual_steps) if loop is not None else frozenset()
 
     @cached_property
     def _profiled_us(self) -> float:
@@ -256,7 +261,7 @@ class TracedRun:
                 for pointer, device in numbered("/breakdown/ranks", self.devices)
             )
         hosts = self.results.host.ranks if self.results.host is not None else ()
-        return tuple(_host_step(pointer, host) for pointer, host in numbered("/host/ranks", hosts))
+        return tuple(_host_step(pointer, host, self.unusual_steps) for pointer, host in numbered("/host/ranks", hosts))
 
     def _device_step(self, pointer: str, device: RankParts, idle_pointer: str, idle: RankIdle | None) -> MeanStep:
         count, parts = max(len(device.steps), 1), device.row
@@ -273,6 +278,8 @@ class TracedRun:
             host[cause] = (
                 whole_us / count if marked_us is None else marked_us / count + max(whole_us - marked_us, 0.0) / gaps
             )
+        if not self.unusual_steps.isdisjoint(step.name for step in device.steps):
+            host[NOT_SHOWN] = 0.0
         measured = sum(host.values()) + communication
         # The profiler slows hosts, for which other ranks wait: a step that nobody profiled has no more time for both.
         spare = max(self.median_us - compute - copy, 0.0)
@@ -466,8 +473,10 @@ def _outside_steps(device: RankParts) -> float:
     return (device.outside.steps or 0.0) if device.outside is not None else 0.0
 
 
-def _host_step(pointer: str, host: HostRank) -> MeanStep:
-    count, total = max(len(host.steps), 1), host.total
+def _host_step(pointer: str, host: HostRank, unusual: Set[str]) -> MeanStep:
+    kept = [step.parts for step in host.steps if step.name not in unusual]
+    count, total = (len(kept), reduce(add, kept)) if kept else (max(len(host.steps), 1), host.total)
+    other_us = total.other_us if kept or not host.steps else 0.0
     return MeanStep(
         rank=host.rank,
         pointer=pointer,
@@ -475,6 +484,6 @@ def _host_step(pointer: str, host: HostRank) -> MeanStep:
         compute=total.compute_us / count,
         communication=total.exposed_communication_us / count,
         copy=0.0,
-        host={"data_loading": total.exposed_data_loading_us / count, OUTSIDE_OPERATORS: total.other_us / count},
+        host={"data_loading": total.exposed_data_loading_us / count, OUTSIDE_OPERATORS: other_us / count},
         steps=count,
     )

@@ -19,6 +19,7 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.modules import ModuleTree
@@ -114,6 +115,7 @@ class Results:
     calls: Calls | Absent
     optimizer: OptimizerTime | Absent
     kernels: Kernels | Absent
+    loop: Loop | Absent
     operations: CountedOperations | Absent
     collectives: Collectives | Absent
     stragglers: Stragglers | Absent

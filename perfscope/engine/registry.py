@@ -124,6 +124,7 @@ _WITH_SHAPES = BASIC_EVENTS | Events.OPERATORS | Events.SHAPES
 
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
+    Analyzer("loop", "perfscope.analyzers.loop", Reads.RUN),
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
     Analyzer("late_ranks", "perfscope.analyzers.stragglers.records", Reads.RUN),
     Analyzer("setup", "perfscope.analyzers.setup", Reads.RUN),

@@ -1,0 +1,81 @@
+"""Rules about the training loop: what comes in some steps only, or between them, over all steps of the run."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.findings.finding import Fault, Finder, fact
+from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
+from perfscope.analyzers.loop import describe_pauses
+from perfscope.analyzers.shared.parts import HostPart, LifePart
+from perfscope.constants import NS_PER_S, NS_PER_US
+from perfscope.units import format_count
+
+_EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)
+#: What the host did in a pause, and what to try.
+_REASONS = {
+    HostPart.NO_PROCESSOR: (
+        "Other threads or processes had the processor.",
+        "Look for what else runs on this host, and for fewer threads of the DataLoader's workers.",
+    ),
+    HostPart.COMPUTE: (
+        "The training thread computed.",
+        "Do this work less often, in a thread, or in the workers of the DataLoader.",
+    ),
+    HostPart.KERNEL: (
+        "The training thread was in the kernel, as for memory and files.",
+        "Do this work less often, or in a thread.",
+    ),
+}
+_SLEEP = (
+    "The training thread slept or waited, as for a file, the network or a lock.",
+    "Do this less often, or in a thread.",
+)
+
+
+def find_evaluation(training: TracedRun) -> Fault | None:
+    """Validation and generation, over the whole loop."""
+    loop = training.results.loop
+    spent_ns = loop.time_ns(*_EVALUATION) if loop is not None else 0
+    if loop is None or not spent_ns:
+        return None
+    cost_us = spent_ns / NS_PER_US / loop.steps
+    wait_ns = loop.time_ns(LifePart.VALIDATION_WAIT)
+    waiting = f", {wait_ns / NS_PER_S:.2f} s of it for data" if 10 * wait_ns > spent_ns else ""
+    evidence = fact(
+        f"Validation and generation took {spent_ns / NS_PER_S:.2f} s{waiting} in a loop of "
+        f"{format_count(loop.steps, 'step')}.",
+        "/loop",
+        "parts",
+    )
+    advice = "Try " + training.option(
+        {
+            TRAINER: "a larger `eval_steps` or `per_device_eval_batch_size` of TrainingArguments.",
+            MEGATRON: "a larger `--eval-interval`, or fewer `--eval-iters`.",
+            LIGHTNING: "a larger `val_check_interval`, or a smaller `limit_val_batches` of the Trainer.",
+            TORCH: "to validate less often, on fewer batches, or with larger ones.",
+        }
+    )
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice)
+
+
+def find_some_pauses(training: TracedRun) -> Fault | None:
+    """Some steps pause; what is explained by a rank that is late is that rank's finding."""
+    loop = training.results.loop
+    if loop is None or loop.pauses is None:
+        return None
+    pauses, late = loop.pauses, training.results.late_ranks
+    late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
+    lost_ns = pauses.lost_ns - late_ns
+    if lost_ns <= 0:
+        return None
+    reason, advice = _REASONS.get(pauses.host, _SLEEP) if pauses.host is not None else ("", _SLEEP[1])
+    evidence = [fact(describe_pauses(pauses, loop.loop_ns), "/loop/pauses", "s steps")]
+    if reason:
+        evidence.append(fact(reason, "/loop/pauses", "host"))
+    cost_us = lost_ns / NS_PER_US / loop.steps
+    return Fault(cost_us, (0.0, cost_us), (), tuple(evidence), advice)
+
+
+RULES = (
+    Finder("evaluation", "Evaluation", (StepPart.OUTSIDE,), find_evaluation),
+    Finder("pauses", "Pauses in some steps", (StepPart.OUTSIDE,), find_some_pauses),
+)

@@ -1,0 +1,268 @@
+"""What the training loop's time went to, and the pauses in it: from the record of every step, without a trace.
+
+The loop is the wall time of a process without its start-up, its first step, its end and what perfscope itself took. Its
+parts are those of the wall clock, and they add up to it. The process of the slowest rank is shown.
+
+A pause is time of a few steps beyond that of the others, which no save, validation, compilation, wait for data, garbage
+collection or other rank explains. It is inside of the steps or between them. What short steps make up for is no pause:
+a host that reads a value of its device in every tenth step waits there for work that it had launched before.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+
+from perfscope.analyzers.shared.parts import HostPart, LifePart
+from perfscope.analyzers.stragglers.parts import split_steps
+from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
+from perfscope.constants import NS_PER_S
+from perfscope.errors import MissingInput
+from perfscope.report import Section
+from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.tables.columns import Bool, Int64, present
+from perfscope.tables.run import Run
+from perfscope.tables.steps import SLOW, Steps
+from perfscope.units import format_count, format_ranges
+
+#: What is not of the loop: start-up and the end are beside it, and training without perfscope has none of the rest.
+_BESIDE = (
+    LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.FIRST_STEP, LifePart.END,
+    LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS,
+)  # fmt: skip
+#: What a step takes by itself, and what nothing explains.
+_OWN = (LifePart.STEPS, LifePart.BETWEEN)
+#: Caches and buffers fill in the first steps.
+_STARTING = 3
+#: A rhythm is one of so many steps, and is seen so often at least.
+_LONGEST_PERIOD, _FEWEST_TURNS = 50, 4
+#: All steps of a rhythm are longer than this share of the others.
+_LONGER_THAN = 0.95
+#: A rhythm is named where it holds for this share of the steps that pause.
+_REGULAR = 0.8
+_MOST_SHOWN = 8
+
+
+class Pauses(Figures, frozen=True):
+    """What some steps took beyond the others, for no known reason.
+
+    Attributes:
+        lost_ns: What they cost the loop.
+    """
+
+    steps: Annotated[tuple[int, ...], Doc("The steps that pause.")]
+    period: Annotated[int | None, Doc("Each so many steps one pauses; None without a rhythm.")]
+    between: Annotated[bool, Doc("Whether most of it is between two steps, before the forward pass.")]
+    each_ns: int
+    lost_ns: int
+    host: Annotated[HostPart | None, Doc("What the host did in most of that time; None where this was not recorded.")]
+    each_s = InUnit("each_ns", NS_PER_S, "The median pause.")
+    s = InUnit("lost_ns", NS_PER_S, "All pauses, without what shorter steps make up for.")
+
+    @property
+    def when(self) -> str:
+        """In which steps."""
+        count = format_count(len(self.steps), "step")
+        if self.period is not None:
+            return f"every {_ordinal(self.period)} step ({count})"
+        shown = format_ranges(self.steps[:_MOST_SHOWN])
+        return f"{count}: {shown}{', ...' if len(self.steps) > _MOST_SHOWN else ''}"
+
+
+class LoopPart(Figures, frozen=True):
+    """A part of the loop."""
+
+    part: Annotated[LifePart, Doc("Its key, as in ``results.wall_clock``.")]
+    ns: int
+    share: Annotated[float, Doc("Its time over the loop's.")]
+    s = InUnit("ns", NS_PER_S, "Its time.")
+
+
+class Loop(Result, frozen=True):
+    """``results.loop``: the training loop with everything that is in it."""
+
+    rank: Annotated[int, Doc("The rank with the longest wall time, of which the loop is shown.")]
+    steps: Annotated[int, Doc("Its steps, without the first one.")]
+    loop_ns: int
+    parts: Annotated[tuple[LoopPart, ...], Doc("What the time went to; the parts add up to it. The largest first.")]
+    pauses: Annotated[Pauses | None, Doc("Steps that pause; None where there are none.")]
+    unusual_steps: Annotated[
+        tuple[int, ...], Doc("Profiled steps with a save, a validation or a pause: they say nothing of other steps.")
+    ]
+    s = InUnit("loop_ns", NS_PER_S, "The loop: all steps but the first, and everything between them.")
+
+    TABLES = (
+        Table(
+            "Training loop",
+            "parts",
+            (
+                Column("Part", lambda row: row.part.label),
+                Column("Time (s)", "s", None, 3),
+                Column("Share (%)", "share", PERCENT),
+            ),
+        ),
+    )
+
+    @figure
+    def step_s(self) -> float:
+        """The loop over its steps: a step with everything between it and the next one."""
+        return self.s / self.steps
+
+    def time_ns(self, *parts: LifePart) -> int:
+        """The time of some parts."""
+        return sum(row.ns for row in self.parts if row.part in parts)
+
+    def sections(self) -> tuple[Section, ...]:
+        """The parts, and the pauses."""
+        notes = [
+            f"The loop of rank {self.rank}: {format_count(self.steps, 'step')} after the first one, "
+            f"{1000 * self.step_s:.2f} ms each with everything between them. Start-up, the end and perfscope's own "
+            "time are beside it."
+        ]
+        if self.pauses is not None:
+            notes.append(describe_pauses(self.pauses, self.loop_ns))
+        (table,) = self.TABLES
+        return (table.section(self.parts, notes, totals=[("all", self.s, 100.0)]),)
+
+
+def describe_pauses(pauses: Pauses, loop_ns: int) -> str:
+    """The pauses in a sentence."""
+    where = "between steps" if pauses.between else "inside of steps"
+    return (
+        f"Pauses {where} of {pauses.each_s:.3g} s in {pauses.when}: {pauses.s:.2f} s of the loop's "
+        f"{loop_ns / NS_PER_S:.2f} s."
+    )
+
+
+def _ordinal(number: int) -> str:
+    """A number's place.
+
+    >>> [_ordinal(number) for number in (2, 5, 11, 21)]
+    ['2nd', '5th', '11th', '21st']
+    """
+    teens = 10 < number % 100 < 20  # noqa: PLR2004 - eleventh to nineteenth
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def analyze(run: Run) -> Loop:
+    """The loop of the slowest rank.
+
+    Raises:
+        MissingInput: No rank completed two steps.
+    """
+    last = {ledger.rank: (ledger, steps) for ledger, steps in keep_ledgers(run) if len(steps) > 1}
+    if not last:
+        raise MissingInput("no rank completed two training steps")
+    ledger, steps = max(last.values(), key=lambda pair: (pair[0].wall_ns, -pair[0].rank))
+    times = {part: part_ns for part, part_ns in ledger.parts.items() if part not in _BESIDE and part_ns}
+    if not present(steps.wall_ns)[0]:  # what the first step took cannot be told from start-up
+        times.pop(LifePart.FIRST_STEP, None)
+    own = ledger.in_steps(_OWN) - np.ma.filled(steps.garbage_ns, 0)
+    usual = _usual(steps)
+    if usual.any() and LifePart.WINDOW_STEPS in times:  # a profiler slows them: the loop has them as the others are
+        in_window = ledger.by_step[LifePart.WINDOW_STEPS]
+        typical = np.median(own[usual])
+        times[LifePart.WINDOW_STEPS] = int(np.minimum(in_window, typical)[in_window > 0].sum())
+    loop_ns = sum(times.values())
+    if not loop_ns:
+        raise MissingInput("no time of a step was recorded")
+    pauses = find_pauses(ledger, steps, own, usual) if usual.any() else None
+    largest_first = sorted(times.items(), key=lambda item: -item[1])
+    return Loop(
+        rank=ledger.rank,
+        steps=len(steps) - 1,
+        loop_ns=loop_ns,
+        parts=tuple(LoopPart(part, part_ns, part_ns / loop_ns) for part, part_ns in largest_first),
+        pauses=pauses,
+        unusual_steps=_unusual_steps(steps, pauses),
+    )
+
+
+def _usual(steps: Steps) -> Bool:
+    """The steps that can be compared with each other."""
+    return np.asarray(steps.is_unstalled & ~present(steps.compile_ns) & (steps.step > _STARTING), np.bool_)
+
+
+def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses | None:
+    """The steps that took longer than the others by themselves.
+
+    Args:
+        ledger: The wall time of their process.
+        steps: Its steps.
+        own: What each step took without all that has a name.
+        usual: The steps that are compared.
+    """
+    rows = np.flatnonzero(usual)
+    times = own[rows]
+    typical = int(np.median(times))
+    is_slow = times > SLOW * typical
+    is_slow |= _in_rhythm(steps.step[rows], times, ~is_slow)
+    over = np.where(is_slow, times - typical, 0)
+    if is_slow.any():  # what is usual is what the others take
+        typical = int(np.median(times[~is_slow])) if not is_slow.all() else typical
+        over = np.where(is_slow, times - typical, 0)
+    lost = min(int(over.sum()), int((times - typical).sum()))
+    if lost <= 0:
+        return None
+    paused = rows[is_slow]
+    between = ledger.by_step[LifePart.BETWEEN][paused]
+    numbers = steps.step[paused]
+    return Pauses(
+        steps=tuple(numbers.tolist()),
+        period=_find_period(numbers),
+        between=bool(2 * between.sum() > over.sum()),
+        each_ns=int(np.median(over[is_slow])),
+        lost_ns=lost,
+        host=_main_part(steps, numbers, steps.step[rows[~is_slow]]),
+    )
+
+
+def _unusual_steps(steps: Steps, pauses: Pauses | None) -> tuple[int, ...]:
+    """The profiled steps that are not like the others."""
+    is_unusual = present(steps.save_ns) | present(steps.no_grad_ns)
+    if pauses is not None and pauses.period is not None:
+        is_unusual |= (steps.step - pauses.steps[0]) % pauses.period == 0
+    return tuple(steps.step[is_unusual & (steps.window == "profiled")].tolist())
+
+
+def _in_rhythm(numbers: Int64, times: Int64, rest: Bool) -> Bool:
+    """The steps of the rhythm that costs most, of those in ``rest``: each is longer than nearly all of the others."""
+    best, most = np.zeros(len(times), np.bool_), 0.0
+    for period in range(2, _LONGEST_PERIOD + 1):
+        if len(times) < _FEWEST_TURNS * period:
+            break
+        phases = numbers % period
+        for phase in range(period):
+            of_rhythm = rest & (phases == phase)
+            others = times[rest & ~of_rhythm]
+            if of_rhythm.sum() < _FEWEST_TURNS or not len(others):
+                continue
+            over = float((times[of_rhythm] - np.median(others)).sum())
+            if over > most and times[of_rhythm].min() > np.quantile(others, _LONGER_THAN):
+                best, most = of_rhythm, over
+    return best
+
+
+def _find_period(numbers: Int64) -> int | None:
+    """Each so many steps one of these comes; None where they have no rhythm."""
+    apart = np.diff(numbers)
+    if len(apart) < _FEWEST_TURNS - 1:
+        return None
+    period = int(np.median(apart))
+    is_regular = period > 1 and (apart % period == 0).mean() >= _REGULAR
+    return period if is_regular else None
+
+
+def _main_part(steps: Steps, paused: Int64, others: Int64) -> HostPart | None:
+    """What the host did in the steps that pause, beyond what it does in others."""
+    parts = split_steps([steps]) if steps.host is not None else None
+    if parts is None:
+        return None
+    over: dict[HostPart, float] = {}
+    is_paused, is_other = np.isin(parts.step, paused), np.isin(parts.step, others)
+    if not is_paused.any() or not is_other.any():
+        return None
+    for part, times in parts.parts_ns.items():
+        over[part] = float(np.median(times[0][is_paused]) - np.median(times[0][is_other]))
+    return max(over, key=lambda part: over[part])
