@@ -228,9 +228,12 @@ class TracedRun:
 
     @property
     def base_us(self) -> float | None:
-        """What shares are of: a step of the loop with everything between it and the next; else the step time."""
+        """What shares are of: a step of the loop with everything between it and the next, and at least the step time.
+
+        In a short loop the host only fills the queue of its device in most steps.
+        """
         loop, step_us = self.results.loop, self.step_us
-        return step_us if loop is None or step_us is None else loop.step_s * US_PER_S
+        return step_us if loop is None or step_us is None else max(loop.step_s * US_PER_S, step_us)
 
     @cached_property
     def unusual_steps(self) -> frozenset[str]:
