@@ -54,9 +54,11 @@ class Pauses(Figures, frozen=True):
     steps: Annotated[tuple[int, ...], Doc("The steps that pause.")]
     period: Annotated[int | None, Doc("Each so many steps one pauses; None without a rhythm.")]
     between: Annotated[bool, Doc("Whether most of it is between two steps, before the forward pass.")]
+    usual_ns: int
     each_ns: int
     lost_ns: int
     host: Annotated[HostPart | None, Doc("What the host did in most of that time; None where this was not recorded.")]
+    usual_s = InUnit("usual_ns", NS_PER_S, "The median of the other steps.")
     each_s = InUnit("each_ns", NS_PER_S, "The median pause.")
     s = InUnit("lost_ns", NS_PER_S, "All pauses, without what shorter steps make up for.")
 
@@ -212,6 +214,7 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses
         steps=tuple(numbers.tolist()),
         period=_find_period(numbers),
         between=bool(2 * between.sum() > over.sum()),
+        usual_ns=typical,
         each_ns=int(np.median(over[is_slow])),
         lost_ns=lost,
         host=_main_part(steps, numbers, steps.step[rows[~is_slow]]),

@@ -58,13 +58,17 @@ def find_evaluation(training: TracedRun) -> Fault | None:
 
 
 def find_some_pauses(training: TracedRun) -> Fault | None:
-    """Some steps pause; what is explained by a rank that is late is that rank's finding."""
+    """Some steps pause; what is explained by a rank that is late is that rank's finding.
+
+    A host runs ahead of its device after a start: where it then waits for the device's usual step, it does not pause.
+    """
     loop = training.results.loop
-    if loop is None or loop.pauses is None:
+    if loop is None or loop.pauses is None or training.step_us is None:
         return None
     pauses, late = loop.pauses, training.results.late_ranks
     late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
-    lost_ns = pauses.lost_ns - late_ns
+    ahead_ns = max(int(training.step_us * NS_PER_US) - pauses.usual_ns, 0)
+    lost_ns = pauses.lost_ns - late_ns - (len(pauses.steps) * ahead_ns if training.has_device else 0)
     if lost_ns <= 0:
         return None
     reason, advice = _REASONS.get(pauses.host, _SLEEP) if pauses.host is not None else ("", _SLEEP[1])
