@@ -1,6 +1,6 @@
 """What the training loop's time went to, and the pauses in it: from the record of every step, without a trace.
 
-The loop is the wall time of a process without its start-up, its first step, its end and what perfscope itself took. Its
+The loop lasts from the end of the first step to the end of the last one. What perfscope itself took is not of it. Its
 parts are those of the wall clock, and they add up to it. The process of the slowest rank is shown.
 
 A pause is time of a few steps beyond that of the others, which no save, validation, compilation, wait for data, garbage
@@ -26,15 +26,12 @@ from perfscope.tables.run import Run
 from perfscope.tables.steps import SLOW, Steps
 from perfscope.units import format_count, format_ranges
 
-#: What is not of the loop: start-up and the end are beside it, and training without perfscope has none of the rest.
-_BESIDE = (
-    LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.FIRST_STEP, LifePart.END,
-    LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS,
-)  # fmt: skip
+#: What training without perfscope has not.
+_PERFSCOPE = (LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS)
 #: What a step takes by itself, and what nothing explains.
 _OWN = (LifePart.STEPS, LifePart.BETWEEN)
 #: Caches and buffers fill in the first steps.
-_STARTING = 3
+_STARTING = 5
 #: A rhythm is one of so many steps, and is seen so often at least.
 _LONGEST_PERIOD, _FEWEST_TURNS = 50, 4
 #: All steps of a rhythm are longer than this share of the others.
@@ -157,15 +154,14 @@ def analyze(run: Run) -> Loop:
     if not last:
         raise MissingInput("no rank completed two training steps")
     ledger, steps = max(last.values(), key=lambda pair: (pair[0].wall_ns, -pair[0].rank))
-    times = {part: part_ns for part, part_ns in ledger.parts.items() if part not in _BESIDE and part_ns}
-    if not present(steps.wall_ns)[0]:  # what the first step took cannot be told from start-up
-        times.pop(LifePart.FIRST_STEP, None)
+    times = {part: int(times[1:].sum()) for part, times in ledger.by_step.items() if part not in _PERFSCOPE}
     own = ledger.in_steps(_OWN) - np.ma.filled(steps.garbage_ns, 0)
     usual = _usual(steps)
-    if usual.any() and LifePart.WINDOW_STEPS in times:  # a profiler slows them: the loop has them as the others are
+    if usual.any():  # a profiler slows them: the loop has them as the others are
         in_window = ledger.by_step[LifePart.WINDOW_STEPS]
         typical = np.median(own[usual])
         times[LifePart.WINDOW_STEPS] = int(np.minimum(in_window, typical)[in_window > 0].sum())
+    times = {part: part_ns for part, part_ns in times.items() if part_ns}
     loop_ns = sum(times.values())
     if not loop_ns:
         raise MissingInput("no time of a step was recorded")

@@ -10,6 +10,8 @@ from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.units import format_count
 
 _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)
+#: Steps on a host that others use, too, pause by chance for up to this share of the loop.
+_WITHOUT_RHYTHM = 0.05
 #: What the host did in a pause, and what to try.
 _REASONS = {
     HostPart.NO_PROCESSOR: (
@@ -69,7 +71,8 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
     late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
     ahead_ns = max(int(training.step_us * NS_PER_US) - pauses.usual_ns, 0)
     lost_ns = pauses.lost_ns - late_ns - (len(pauses.steps) * ahead_ns if training.has_device else 0)
-    if lost_ns <= 0:
+    least = 0.0 if pauses.period is not None else _WITHOUT_RHYTHM
+    if lost_ns <= least * loop.loop_ns:
         return None
     reason, advice = _REASONS.get(pauses.host, _SLEEP) if pauses.host is not None else ("", _SLEEP[1])
     evidence = [fact(describe_pauses(pauses, loop.loop_ns), "/loop/pauses", "s steps")]
