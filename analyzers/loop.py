@@ -165,7 +165,7 @@ def analyze(run: Run) -> Loop:
     loop_ns = sum(times.values())
     if not loop_ns:
         raise MissingInput("no time of a step was recorded")
-    pauses = find_pauses(ledger, steps, own, usual) if usual.any() else None
+    pauses = find_pauses(ledger, steps, own, usual)
     largest_first = sorted(times.items(), key=lambda item: -item[1])
     return Loop(
         rank=ledger.rank,
@@ -179,11 +179,11 @@ def analyze(run: Run) -> Loop:
 
 def _usual(steps: Steps) -> Bool:
     """The steps that can be compared with each other."""
-    return np.asarray(steps.is_unstalled & ~present(steps.compile_ns) & (steps.step > _STARTING), np.bool_)
+    return np.asarray(steps.is_unstalled & ~present(steps.compile_ns), np.bool_)
 
 
 def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses | None:
-    """The steps that took longer than the others by themselves.
+    """The steps that took longer than the others by themselves; of the first ones those that fit a rhythm.
 
     Args:
         ledger: The wall time of their process.
@@ -191,29 +191,30 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses
         own: What each step took without all that has a name.
         usual: The steps that are compared.
     """
-    rows = np.flatnonzero(usual)
-    times = own[rows]
-    typical = int(np.median(times))
-    is_slow = times > SLOW * typical
-    is_slow |= _in_rhythm(steps.step[rows], times, ~is_slow)
-    over = np.where(is_slow, times - typical, 0)
-    if is_slow.any():  # what is usual is what the others take
-        typical = int(np.median(times[~is_slow])) if not is_slow.all() else typical
-        over = np.where(is_slow, times - typical, 0)
-    lost = min(int(over.sum()), int((times - typical).sum()))
+    is_settled = usual & (steps.step > _STARTING)
+    if not is_settled.any():
+        return None
+    pauses = is_settled & (own > SLOW * np.median(own[is_settled]))
+    pauses[is_settled & ~pauses] = _in_rhythm(steps.step[is_settled & ~pauses], own[is_settled & ~pauses])
+    if not pauses.any() or pauses[is_settled].all():
+        return None
+    typical = int(np.median(own[is_settled & ~pauses]))
+    period = _find_period(steps.step[pauses])
+    if period is not None:
+        pauses |= usual & (steps.step % period == steps.step[pauses][0] % period) & (own > typical)
+    over = (own - typical)[pauses]
+    lost = min(int(over.sum()), int((own - typical)[is_settled | pauses].sum()))
     if lost <= 0:
         return None
-    paused = rows[is_slow]
-    between = ledger.by_step[LifePart.BETWEEN][paused]
-    numbers = steps.step[paused]
+    numbers = steps.step[pauses]
     return Pauses(
         steps=tuple(numbers.tolist()),
-        period=_find_period(numbers),
-        between=bool(2 * between.sum() > over.sum()),
+        period=period,
+        between=bool(2 * ledger.by_step[LifePart.BETWEEN][pauses].sum() > over.sum()),
         usual_ns=typical,
-        each_ns=int(np.median(over[is_slow])),
+        each_ns=int(np.median(over)),
         lost_ns=lost,
-        host=_main_part(steps, numbers, steps.step[rows[~is_slow]]),
+        host=_main_part(steps, numbers, steps.step[is_settled & ~pauses]),
     )
 
 
@@ -225,21 +226,19 @@ def _unusual_steps(steps: Steps, pauses: Pauses | None) -> tuple[int, ...]:
     return tuple(steps.step[is_unusual & (steps.window == "profiled")].tolist())
 
 
-def _in_rhythm(numbers: Int64, times: Int64, rest: Bool) -> Bool:
-    """The steps of the rhythm that costs most, of those in ``rest``: each is longer than nearly all of the others."""
+def _in_rhythm(numbers: Int64, times: Int64) -> Bool:
+    """The steps of the rhythm that costs most: each is longer than nearly all of the others."""
     best, most = np.zeros(len(times), np.bool_), 0.0
-    for period in range(2, _LONGEST_PERIOD + 1):
-        if len(times) < _FEWEST_TURNS * period:
-            break
+    for period in range(2, min(_LONGEST_PERIOD, len(times) // _FEWEST_TURNS) + 1):
         phases = numbers % period
-        for phase in range(period):
-            of_rhythm = rest & (phases == phase)
-            others = times[rest & ~of_rhythm]
-            if of_rhythm.sum() < _FEWEST_TURNS or not len(others):
-                continue
-            over = float((times[of_rhythm] - np.median(others)).sum())
-            if over > most and times[of_rhythm].min() > np.quantile(others, _LONGER_THAN):
-                best, most = of_rhythm, over
+        counts = np.maximum(np.bincount(phases, minlength=period), 1)
+        of_rhythm = phases == np.argmax(np.bincount(phases, times, period) / counts)
+        others = times[~of_rhythm]
+        if of_rhythm.sum() < _FEWEST_TURNS or not len(others):
+            continue
+        over = float((times[of_rhythm] - np.median(others)).sum())
+        if over > most and times[of_rhythm].min() > np.quantile(others, _LONGER_THAN):
+            best, most = of_rhythm, over
     return best
 
 
