@@ -24,7 +24,7 @@ from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Result, Tabl
 from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import SLOW, Steps
-from perfscope.units import format_count, format_ranges
+from perfscope.units import format_count, format_ranges, format_seconds
 
 #: What training without perfscope has not.
 _PERFSCOPE = (LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS)
@@ -60,13 +60,13 @@ class Pauses(Figures, frozen=True):
     s = InUnit("lost_ns", NS_PER_S, "All pauses, without what shorter steps make up for.")
 
     @property
-    def when(self) -> str:
-        """In which steps."""
-        count = format_count(len(self.steps), "step")
+    def in_words(self) -> str:
+        """Where, how long and when."""
+        count, where = format_count(len(self.steps), "step"), "between steps" if self.between else "inside of steps"
+        when = f"{count}: {format_ranges(self.steps[:_MOST_SHOWN])}{', ...' if len(self.steps) > _MOST_SHOWN else ''}"
         if self.period is not None:
-            return f"every {_ordinal(self.period)} step ({count})"
-        shown = format_ranges(self.steps[:_MOST_SHOWN])
-        return f"{count}: {shown}{', ...' if len(self.steps) > _MOST_SHOWN else ''}"
+            when = f"every {_ordinal(self.period)} step ({count})"
+        return f"Pauses {where} of {format_seconds(self.each_s)} in {when}"
 
 
 class LoopPart(Figures, frozen=True):
@@ -120,18 +120,9 @@ class Loop(Result, frozen=True):
             "time are beside it."
         ]
         if self.pauses is not None:
-            notes.append(describe_pauses(self.pauses, self.loop_ns))
+            notes.append(f"{self.pauses.in_words}: {self.pauses.s:.2f} s of the loop.")
         (table,) = self.TABLES
         return (table.section(self.parts, notes, totals=[("all", self.s, 100.0)]),)
-
-
-def describe_pauses(pauses: Pauses, loop_ns: int) -> str:
-    """The pauses in a sentence."""
-    where = "between steps" if pauses.between else "inside of steps"
-    return (
-        f"Pauses {where} of {pauses.each_s:.3g} s in {pauses.when}: {pauses.s:.2f} s of the loop's "
-        f"{loop_ns / NS_PER_S:.2f} s."
-    )
 
 
 def _ordinal(number: int) -> str:

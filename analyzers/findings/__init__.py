@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.findings import communication, compute, host, loop
 from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Finding
 from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
-from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
+from perfscope.constants import NS_PER_S, NS_PER_US, US_PER_MS
 from perfscope.report import MOST_ROWS, Section, percent
 from perfscope.result import Result, ResultList
 from perfscope.units import format_ranges
@@ -32,6 +32,8 @@ RULES: tuple[Finder, ...] = tuple(
 )
 #: A finding that regains a smaller share of a step is not worth a line.
 SMALLEST_SHARE = 0.02
+NOTHING = f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_SHARE):.0f} %."
+NOTHING_RECORDED = "No step was profiled: nothing stands out in the record of every step, which says little of a step."
 
 
 class Findings(ResultList, frozen=True):
@@ -39,9 +41,10 @@ class Findings(ResultList, frozen=True):
 
     findings: tuple[Finding, ...]
     step_us: float
+    is_profiled: bool = True
 
     def __repr__(self) -> str:
-        lines = (f"{finding.title} ({finding.share_of_step:.0%} of a step)" for finding in self.findings)
+        lines = (f"{finding.title}, {finding.cost}" for finding in self.findings)
         return f"<findings: {'; '.join(lines) or 'nothing stands out'}>"
 
     def sections(self) -> tuple[Section, ...]:
@@ -51,22 +54,19 @@ class Findings(ResultList, frozen=True):
         if left_out:
             lines.append(f"{left_out} more are in --format json.")
         if not lines:
-            lines = [
-                f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_SHARE):.0f} % of a step."
-            ]
+            lines = [NOTHING if self.is_profiled else NOTHING_RECORDED]
         return (Section("Findings", notes=tuple(lines)),)
 
 
 def describe(finding: Finding) -> str:
     """A finding in one line."""
-    low, high = (us / US_PER_MS for us in finding.interval_us)
     where = f", rank {format_ranges(finding.ranks, MOST_ROWS)}" if finding.ranks else ""
-    cost = (
-        f"{finding.in_words}, {finding.cost_us / US_PER_MS:.2f} ms a step ({finding.basis}: {low:.2f} to {high:.2f} ms)"
-    )
-    if finding.saved_bytes is not None:
-        cost = f"{finding.saved_bytes / GB:.2f} GB less at the peak"
-    return f"**{finding.title}** (`{finding.id}`): {cost}{where}. {finding.evidence[0].text} {finding.advice}"
+    each = ""
+    if finding.saved_bytes is None:
+        low, high = (us / US_PER_MS for us in finding.interval_us)
+        each = f", {finding.cost_us / US_PER_MS:.2f} ms a step ({finding.basis}: {low:.2f} to {high:.2f} ms)"
+    why = f"{finding.evidence[0].text} {finding.advice}"
+    return f"**{finding.title}** (`{finding.id}`): {finding.cost}{each}{where}. {why}"
 
 
 def derive(
@@ -92,7 +92,7 @@ def derive(
     training = TracedRun(typed, lambda scenario: None if (job := fixes()) is None else job.regain(scenario))
     if not training.step_us:
         return None
-    return Findings(rank_findings(training, RULES), training.step_us)
+    return Findings(rank_findings(training, RULES), training.step_us, bool(training.ranks))
 
 
 def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding, ...]:

@@ -9,7 +9,8 @@ from typing import Annotated
 from msgspec import Struct
 
 from perfscope.analyzers.findings.training import StepPart, TracedRun
-from perfscope.constants import US_PER_S
+from perfscope.constants import GB, US_PER_S
+from perfscope.report import percent
 from perfscope.result import Doc, Figures, figure
 from perfscope.units import format_seconds
 
@@ -109,14 +110,16 @@ class Finding(Figures, frozen=True):
         """What a fix regains of the whole loop: ``steps`` times ``cost_us``; None of traces alone."""
         return None if self.steps is None else self.steps * self.cost_us / US_PER_S
 
-    @property
-    def in_words(self) -> str:
-        """What it costs, for people."""
-        share = f"{100 * self.share_of_step:.1f} %"
-        if self.steps is None or self.cost_s is None:
-            return f"{share} of a step"
+    @figure
+    def cost(self) -> str:
+        """What a fix regains, for people: of the loop's seconds, of a step, or of memory."""
+        if self.saved_bytes is not None:
+            return f"{self.saved_bytes / GB:.2f} GB less at the peak"
+        cost_s, share = self.cost_s, f"{percent(self.share_of_step):.1f} %"
+        if self.steps is None or cost_s is None:
+            return f"{format_seconds(self.cost_us / US_PER_S)} ({share} of a step)"
         loop_s = self.steps * self.step_us / US_PER_S
-        return f"{format_seconds(self.cost_s)} of {format_seconds(loop_s)} ({share} of the loop)"
+        return f"{format_seconds(cost_s)} of {format_seconds(loop_s)} ({share} of the loop)"
 
     @figure
     def page(self) -> str:

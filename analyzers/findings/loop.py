@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.findings.finding import Fault, Finder, fact
 from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
-from perfscope.analyzers.loop import describe_pauses
+from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.shared.parts import HostPart, LifePart
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.units import format_count
@@ -15,20 +15,20 @@ _WITHOUT_RHYTHM = 0.05
 #: What the host did in a pause, and what to try.
 _REASONS = {
     HostPart.NO_PROCESSOR: (
-        "Other threads or processes had the processor.",
+        ", because other threads or processes had the processor",
         "Look for what else runs on this host, and for fewer threads of the DataLoader's workers.",
     ),
     HostPart.COMPUTE: (
-        "The training thread computed.",
+        ", in which the training thread computed",
         "Do this work less often, in a thread, or in the workers of the DataLoader.",
     ),
     HostPart.KERNEL: (
-        "The training thread was in the kernel, as for memory and files.",
+        ", in which the training thread was in the kernel, as for memory and files",
         "Do this work less often, or in a thread.",
     ),
 }
 _SLEEP = (
-    "The training thread slept or waited, as for a file, the network or a lock.",
+    ", in which the training thread slept or waited, as for a file, the network or a lock",
     "Do this less often, or in a thread.",
 )
 
@@ -60,26 +60,38 @@ def find_evaluation(training: TracedRun) -> Fault | None:
 
 
 def find_some_pauses(training: TracedRun) -> Fault | None:
-    """Some steps pause; what is explained by a rank that is late is that rank's finding.
+    """Some steps pause, or much time between steps has no known cause."""
+    loop = training.results.loop
+    if loop is None:
+        return None
+    lost_ns = _lost_ns(training, loop)
+    between_ns = loop.time_ns(LifePart.BETWEEN)
+    reason, advice = "", _SLEEP[1]
+    if loop.pauses is not None and lost_ns > 0:
+        if loop.pauses.host is not None:
+            reason, advice = _REASONS.get(loop.pauses.host, _SLEEP)
+        evidence = fact(f"{loop.pauses.in_words}{reason}.", "/loop/pauses", "s steps")
+    elif between_ns > _WITHOUT_RHYTHM * loop.loop_ns and not training.has_device:
+        lost_ns = between_ns
+        evidence = fact(f"{between_ns / NS_PER_S:.2f} s between steps have no known cause.", "/loop", "parts")
+    else:
+        return None
+    cost_us = lost_ns / NS_PER_US / loop.steps
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice)
+
+
+def _lost_ns(training: TracedRun, loop: Loop) -> int:
+    """What pauses cost, without that for which a late rank is named; 0 where it may be chance.
 
     A host runs ahead of its device after a start: where it then waits for the device's usual step, it does not pause.
     """
-    loop = training.results.loop
-    if loop is None or loop.pauses is None or training.step_us is None:
-        return None
     pauses, late = loop.pauses, training.results.late_ranks
+    if pauses is None:
+        return 0
     late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
-    ahead_ns = max(int(training.step_us * NS_PER_US) - pauses.usual_ns, 0)
-    lost_ns = pauses.lost_ns - late_ns - (len(pauses.steps) * ahead_ns if training.has_device else 0)
-    least = 0.0 if pauses.period is not None else _WITHOUT_RHYTHM
-    if lost_ns <= least * loop.loop_ns:
-        return None
-    reason, advice = _REASONS.get(pauses.host, _SLEEP) if pauses.host is not None else ("", _SLEEP[1])
-    evidence = [fact(describe_pauses(pauses, loop.loop_ns), "/loop/pauses", "s steps")]
-    if reason:
-        evidence.append(fact(reason, "/loop/pauses", "host"))
-    cost_us = lost_ns / NS_PER_US / loop.steps
-    return Fault(cost_us, (0.0, cost_us), (), tuple(evidence), advice)
+    ahead_ns = max(int((training.step_us or 0) * NS_PER_US) - pauses.usual_ns, 0) if training.has_device else 0
+    lost_ns = pauses.lost_ns - late_ns - len(pauses.steps) * ahead_ns
+    return lost_ns if pauses.period is not None or lost_ns > _WITHOUT_RHYTHM * loop.loop_ns else 0
 
 
 RULES = (

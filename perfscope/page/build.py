@@ -11,7 +11,7 @@ import msgspec
 from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.energy import Energy
-from perfscope.analyzers.findings import Findings
+from perfscope.analyzers.findings import NOTHING, NOTHING_RECORDED, Findings
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
@@ -33,10 +33,9 @@ def draw_findings(analysis: Analysis) -> Drawn:
     findings = result_of(analysis, "findings", Findings)
     assert findings is not None
     if not findings.findings:
-        return Drawn("Nothing stands out: no cause that perfscope knows costs much of a step.")
+        return Drawn(NOTHING if findings.is_profiled else NOTHING_RECORDED)
     cards = "".join(_card(finding, index) for index, finding in enumerate(findings.findings))
-    step = format_seconds(findings.step_us / US_PER_S)
-    lead = f"What costs the most of a step of {step}, and what to try. Times are what a fix would regain of each step."
+    lead = "What costs the most, and what to try. Times are what a fix would regain."
     return Drawn(lead, html=f'<ol class="findings">{cards}</ol>')
 
 
@@ -64,10 +63,8 @@ def _card(finding: Finding, index: int) -> str:
 def _cost_in_time(finding: Finding, pointer: str) -> str:
     share = percent(finding.share_of_step) or 0.0
     return (
-        f'<p class="cost"><strong data-pointer="{pointer}/cost_us" data-value="{finding.cost_us!r}">'
-        f"{format_seconds(finding.cost_us / US_PER_S)}</strong> "
-        f'<span data-pointer="{pointer}/share_of_step" data-value="{finding.share_of_step!r}">{share:.1f} % of a step'
-        "</span>"
+        f'<p class="cost"><strong data-pointer="{pointer}/share_of_step" data-value="{finding.share_of_step!r}">'
+        f"{share:.1f} %</strong> <span>{clean(finding.cost)}</span>"
         '<svg class="share" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
         '<rect width="100" height="4"/>'
         f'<rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'

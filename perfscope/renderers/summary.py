@@ -28,7 +28,7 @@ _PARTS = (
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
-    lines = describe_findings(results.get("findings"))
+    lines = describe_findings(results)
     if (steps := results.get("steps")) is not None:
         lines += [describe_steps(steps), *steps.get("unreached_windows", ())]
         lines += _describe_window_effect(steps.get("window_effect"))
@@ -44,21 +44,24 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def describe_findings(findings: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def describe_findings(results: Mapping[str, Any]) -> list[str]:
     """The findings that regain most, one line each."""
+    findings = results.get("findings")
     if findings is None:
         return []
     lines = [
-        f"finding {number}: {finding['title'].lower()}, {format_seconds(finding['cost_us'] / US_PER_S)} "
-        f"({percent(finding['share_of_step']):.0f} % of a step): {finding['advice']}"
+        f"finding {number}: {finding['title']}, {finding['cost']}. {finding['evidence'][0]['text']} {finding['advice']}"
         for number, finding in enumerate(findings[:_MOST_FINDINGS], 1)
     ]
     left_out = len(findings) - len(lines)
     return (
-        [*lines, f"{left_out} more findings are in the report"]
-        if left_out
-        else lines or ["findings: nothing stands out"]
+        [*lines, f"{left_out} more findings are in the report"] if left_out else lines or [_describe_nothing(results)]
     )
+
+
+def _describe_nothing(results: Mapping[str, Any]) -> str:
+    is_profiled = "breakdown" in results or "host" in results
+    return "findings: nothing stands out" if is_profiled else "findings: no step was profiled"
 
 
 def describe_steps(steps: Mapping[str, Any]) -> str:

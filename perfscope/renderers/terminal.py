@@ -72,7 +72,7 @@ def render_screen(report: Report, terminal: Terminal) -> str:
 
 def _draw_analysis(results: Any, console: Console) -> Iterator[Text]:  # noqa: ANN401 - JSON
     """The findings, the steps, the wall clock, and a bar a rank; of many ranks the straggler comes first."""
-    for number, line in enumerate(describe_findings(results.get("findings"))):
+    for number, line in enumerate(describe_findings(results)):
         yield from _wrap(_plain(line.replace("`", ""), "yellow" if number else "bold yellow"), console)
     if (steps := results.get("steps")) is not None:
         yield from _wrap(_plain(describe_steps(steps)), console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.loop import Loop, analyze, describe_pauses
+from perfscope.analyzers.loop import Loop, analyze
 from perfscope.analyzers.shared.parts import LifePart
 from perfscope.tables.columns import Int64
 from perfscope.tables.run import Run
@@ -52,9 +52,8 @@ def test_a_pause_in_each_so_many_steps_is_found_with_its_price(period: int, shar
 def test_the_sentence_says_where_when_and_how_much() -> None:
     loop = loop_of(every(5, 200, 60))
     assert loop.pauses is not None
-    assert describe_pauses(loop.pauses, loop.loop_ns) == (
-        "Pauses between steps of 0.2 s in every 5th step (12 steps): 2.40 s of the loop's 4.76 s."
-    )
+    assert loop.pauses.in_words == "Pauses between steps of 200 ms in every 5th step (12 steps)"
+    assert "2.40 s of the loop" in loop.sections()[0].notes[1]
 
 
 def test_a_pause_that_begins_late_and_one_that_comes_once_are_found() -> None:
