@@ -10,6 +10,7 @@ a host that reads a value of its device in every tenth step waits there for work
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -25,6 +26,7 @@ from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import SLOW, Steps
 from perfscope.units import format_count, format_ranges, format_seconds
+from perfscope.wire.places import Place
 
 #: What training without perfscope has not.
 _PERFSCOPE = (LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS)
@@ -55,6 +57,9 @@ class Pauses(Figures, frozen=True):
     each_ns: int
     lost_ns: int
     host: Annotated[HostPart | None, Doc("What the host did in most of that time; None where this was not recorded.")]
+    line: Annotated[
+        str | None, Doc("Where the training thread was in most of that time; None where it was not seen there.")
+    ]
     usual_s = InUnit("usual_ns", NS_PER_S, "The median of the other steps.")
     each_s = InUnit("each_ns", NS_PER_S, "The median pause.")
     s = InUnit("lost_ns", NS_PER_S, "All pauses, without what shorter steps make up for.")
@@ -66,7 +71,8 @@ class Pauses(Figures, frozen=True):
         when = f"{count}: {format_ranges(self.steps[:_MOST_SHOWN])}{', ...' if len(self.steps) > _MOST_SHOWN else ''}"
         if self.period is not None:
             when = f"every {_ordinal(self.period)} step ({count})"
-        return f"Pauses {where} of {format_seconds(self.each_s)} in {when}"
+        line = f", in {self.line}" if self.line is not None else ""
+        return f"Pauses {where} of {format_seconds(self.each_s)} in {when}{line}"
 
 
 class LoopPart(Figures, frozen=True):
@@ -156,7 +162,8 @@ def analyze(run: Run) -> Loop:
     loop_ns = sum(times.values())
     if not loop_ns:
         raise MissingInput("no time of a step was recorded")
-    pauses = find_pauses(ledger, steps, own, usual)
+    seen = run.places.get(ledger.rank)
+    pauses = find_pauses(ledger, steps, own, usual, seen.places if seen is not None else ())
     largest_first = sorted(times.items(), key=lambda item: -item[1])
     return Loop(
         rank=ledger.rank,
@@ -173,7 +180,7 @@ def _usual(steps: Steps) -> Bool:
     return np.asarray(steps.is_unstalled & ~present(steps.compile_ns), np.bool_)
 
 
-def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses | None:
+def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: Sequence[Place] = ()) -> Pauses | None:
     """The steps that took longer than the others by themselves; of the first ones those that fit a rhythm.
 
     Args:
@@ -181,6 +188,7 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses
         steps: Its steps.
         own: What each step took without all that has a name.
         usual: The steps that are compared.
+        places: Where the training thread was seen.
     """
     is_settled = usual & (steps.step > _STARTING)
     if not is_settled.any():
@@ -192,7 +200,8 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses
     typical = int(np.median(own[is_settled & ~pauses]))
     period = _find_period(steps.step[pauses])
     if period is not None:
-        pauses |= usual & (steps.step % period == steps.step[pauses][0] % period) & (own > typical)
+        phase = np.bincount(steps.step[pauses] % period).argmax()
+        pauses |= usual & (steps.step % period == phase) & (own > typical)
     over = (own - typical)[pauses]
     lost = min(int(over.sum()), int((own - typical)[is_settled | pauses].sum()))
     if lost <= 0:
@@ -206,14 +215,34 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool) -> Pauses
         each_ns=int(np.median(over)),
         lost_ns=lost,
         host=_main_part(steps, numbers, steps.step[is_settled & ~pauses]),
+        line=_find_line(places, typical / (typical + int(np.median(over)))),
     )
+
+
+def _find_line(places: Sequence[Place], usual_share: float) -> str | None:
+    """The line where the training thread was in long steps, and not in others, for most of their excess.
+
+    Args:
+        places: Where it was seen.
+        usual_share: How much of a long step is what the others take.
+    """
+    usual, long = (sum(getattr(place, name) for place in places) for name in ("usual", "long"))
+    if not usual or not long:
+        return None
+    over = {place: place.long - usual_share * long * place.usual / usual for place in places}
+    most = max(over, key=lambda place: over[place])
+    if not most.function or 2 * over[most] < (1 - usual_share) * long:
+        return None
+    calls = f", which calls {most.calls}" if most.calls else ""
+    return f"{most.function} ({most.file}:{most.line}){calls}"
 
 
 def _unusual_steps(steps: Steps, pauses: Pauses | None) -> tuple[int, ...]:
     """The profiled steps that are not like the others."""
     is_unusual = present(steps.save_ns) | present(steps.no_grad_ns)
     if pauses is not None and pauses.period is not None:
-        is_unusual |= (steps.step - pauses.steps[0]) % pauses.period == 0
+        phase = np.bincount(np.array(pauses.steps) % pauses.period).argmax()
+        is_unusual |= steps.step % pauses.period == phase
     return tuple(steps.step[is_unusual & (steps.window == "profiled")].tolist())
 
 
@@ -234,13 +263,11 @@ def _in_rhythm(numbers: Int64, times: Int64) -> Bool:
 
 
 def _find_period(numbers: Int64) -> int | None:
-    """Each so many steps one of these comes; None where they have no rhythm."""
-    apart = np.diff(numbers)
-    if len(apart) < _FEWEST_TURNS - 1:
-        return None
-    period = int(np.median(apart))
-    is_regular = period > 1 and (apart % period == 0).mean() >= _REGULAR
-    return period if is_regular else None
+    """The longest rhythm that nearly all of these steps have; None where they have none."""
+    for period in range(min(_LONGEST_PERIOD, int(np.ptp(numbers)) // (_FEWEST_TURNS - 1)), 1, -1):
+        if np.bincount(numbers % period).max() >= max(_REGULAR * len(numbers), _FEWEST_TURNS):
+            return period
+    return None
 
 
 def _main_part(steps: Steps, paused: Int64, others: Int64) -> HostPart | None:

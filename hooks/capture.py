@@ -27,6 +27,7 @@ from perfscope.hooks.introspection import TRACERS, is_grad_enabled
 from perfscope.hooks.memory.history import MemoryRecording
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW, UNTIMED
+from perfscope.hooks.places import Places
 from perfscope.hooks.profiler.window import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
@@ -77,6 +78,7 @@ class Capture:
         self.activities = ActivityTimer(self)
         self._source = StepSource(config.step_optimizer)
         self._counters = HostCounters()
+        self._places: Places | None = None
         self._exchanges = ExchangeTimer()
         #: Boundaries of which it is not clear yet which steps they make.
         self._boundaries: list[Boundary] = []
@@ -427,6 +429,10 @@ class Capture:
                 step.next_event = 0
 
         recorder.late.on_turn = on_turn
+        self._places = Places(
+            step, self._source.thread or 0, lambda content: recorder.replace(wire.PLACES_FILE, content)
+        )
+        recorder.late.glance = self._places.look
 
     def _write_passes(self) -> None:
         for record in self.passes.pop_finished():
@@ -597,6 +603,8 @@ class Capture:
         self.save_timer.finish()
         if not has_failed:
             call_safely(self.watch.finish)
+        if self._places is not None:
+            call_safely(self._places.write)
         self.files.close()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
         if self.files.claimed_rank() is not None:

@@ -29,6 +29,8 @@ PERIOD_S = 2.0
 #: How long the records of the first so many turns wait.
 FIRST_PERIOD_S = 0.5
 FIRST_TURNS = 10
+#: Between two glances at the training thread.
+GLANCE_S = 0.1
 #: Records that are written without a pause, in which training may need the interpreter: half a millisecond.
 _MOST_AT_ONCE = 128
 _PAUSE_S = 0.002
@@ -38,7 +40,7 @@ class LateWriter:
     """Records that wait to be written, and the thread that writes them.
 
     ``append`` takes what ``add`` takes, in one, and asks nothing: the thread must run, and an ``error`` is not raised.
-    The thread calls ``on_turn`` when it has done something.
+    The thread calls ``on_turn`` when it has done something, and ``glance`` ten times a second.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class LateWriter:
         self.append: Callable[[QueuedRow], None] = self._rows.append
         self.error: Exception | None = None
         self.on_turn: Callable[[], None] | None = None
+        self.glance: Callable[[], None] | None = None
         self._read_beside = read_beside
         self._look_beside = look_beside
         self._values: Mapping[str, object] | None = None
@@ -100,10 +103,18 @@ class LateWriter:
         new_ns, self._reported_ns = spent_ns - self._reported_ns, spent_ns
         return new_ns, values
 
+    def _wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / GLANCE_S)):
+            time.sleep(GLANCE_S)
+            if self._is_closed:
+                return
+            if self.glance is not None:
+                call_safely(self.glance)
+
     def _run(self) -> None:
         turns = 0
         while self.error is None and not self._is_closed:
-            time.sleep(FIRST_PERIOD_S if turns < FIRST_TURNS else PERIOD_S)
+            self._wait(FIRST_PERIOD_S if turns < FIRST_TURNS else PERIOD_S)
             turns += 1
             if self._look_beside is not None:
                 call_safely(self._look_beside)

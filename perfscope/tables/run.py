@@ -14,6 +14,7 @@ from perfscope.tables.saves import Saves
 from perfscope.tables.stated import Stated
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
+from perfscope.wire.places import PlacesRecord
 from perfscope.wire.setup import SetupRecord
 
 
@@ -81,6 +82,7 @@ class Run(Struct, frozen=True, eq=False):
         setups: How each rank trains, of its last process; empty where that was not recorded.
         read_memory: Reads the histories of allocators, which most analyzers do not need.
         planned_windows: First and last step of each window that was asked for; empty where that was not recorded.
+        places: Where the training thread of each rank was seen.
         allocator: The setting of torch's allocator by the environment; empty where it has none.
         recorded: The profiler's options that were on: ``shapes``, ``modules`` and so on.
     """
@@ -101,6 +103,7 @@ class Run(Struct, frozen=True, eq=False):
     timelines: tuple[Timeline, ...] = ()
     setups: Mapping[int, SetupRecord] = field(default_factory=dict)
     planned_windows: tuple[tuple[int, int], ...] = ()
+    places: Mapping[int, PlacesRecord] = field(default_factory=dict)
     allocator: str = ""
     recorded: frozenset[str] = frozenset()
     read_memory: Callable[[], tuple[AllocatorHistory, ...]] = tuple

@@ -8,6 +8,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/parallel.json    its index on each axis of parallelism, and the sizes; see wire/axes.py.
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model.
     RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine.
+    RUN/ranks/00000/places.json      PlacesRecord: lines of the script where the training thread was seen.
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones.
     RUN/ranks/00000/steps.000001.jsonl[.gz]  earlier ones, 2 MiB a file; see hooks/record_files.py.
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event.
@@ -41,6 +42,7 @@ RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
 SETUP_FILE = "setup.json"
+PLACES_FILE = "places.json"
 STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"

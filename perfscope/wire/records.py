@@ -10,6 +10,7 @@ from typing import NamedTuple
 from perfscope.wire.host import DeviceProbe, HostWork
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.places import PlacesRecord
 from perfscope.wire.setup import SetupRecord
 
 
@@ -234,7 +235,8 @@ def to_line(
     | CheckpointRecord
     | RankRecord
     | ModelRecord
-    | SetupRecord,
+    | SetupRecord
+    | PlacesRecord,
 ) -> bytes:
     """Encode a record as one line, without the fields that are unknown."""
     return to_json_line(vars(record))

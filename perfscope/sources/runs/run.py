@@ -38,6 +38,7 @@ from perfscope.tables.run import Rank, Run, Window
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
+from perfscope.wire.places import PlacesRecord
 from perfscope.wire.records import NoteRecord, WindowRecord
 from perfscope.wire.setup import SetupRecord
 
@@ -64,6 +65,7 @@ class _Process:
     model: Model | None
     saves: ProcessSaves
     setup: SetupRecord | None
+    places: PlacesRecord | None
 
 
 def read_run(path: Path, *, has_samples: bool = True) -> Run:
@@ -104,6 +106,7 @@ def read_run(path: Path, *, has_samples: bool = True) -> Run:
         timelines=timelines,
         read_memory=partial(_read_memory, path),
         setups={process.number: process.setup for process in processes if process.setup is not None},
+        places={process.number: process.places for process in processes if process.places is not None},
     )
 
 
@@ -159,7 +162,8 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         timeline=timeline if columns.rows else None,
         model=read_model_record(folder, rank, damage),
         saves=saves,
-        setup=_read_setup(folder, damage),
+        setup=_read_optional(folder / wire.SETUP_FILE, SetupRecord, damage),
+        places=_read_optional(folder / wire.PLACES_FILE, PlacesRecord, damage),
     )
 
 
@@ -232,13 +236,14 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
     return tuple(passes)
 
 
-def _read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
+def _read_optional(path: Path, kind: type[_T], damage: list[str]) -> _T | None:
+    """The record in a file of a process; None where it wrote none."""
     try:
-        return read_record(folder / wire.SETUP_FILE, SetupRecord)
+        return read_record(path, kind)
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE):
-        damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.SETUP_FILE} cannot be read")
+        damage.append(f"{wire.RANKS_FOLDER}/{path.parent.name}/{path.name} cannot be read")
         return None
 
 
