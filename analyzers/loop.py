@@ -75,6 +75,14 @@ class Pauses(Figures, frozen=True):
         return f"Pauses {where} of {format_seconds(self.each_s)} in {when}{line}"
 
 
+class SeenLine(Figures, frozen=True):
+    """A line of the script where the training thread was seen, ten times a second, of the usual steps."""
+
+    place: Annotated[str, Doc("The innermost function of the script, its file and line.")]
+    calls: Annotated[str, Doc("The library's function that it called; empty where it ran itself, or slept.")]
+    share: Annotated[float, Doc("In how many of the looks into usual steps it was there.")]
+
+
 class LoopPart(Figures, frozen=True):
     """A part of the loop."""
 
@@ -92,6 +100,9 @@ class Loop(Result, frozen=True):
     loop_ns: int
     parts: Annotated[tuple[LoopPart, ...], Doc("What the time went to; the parts add up to it. The largest first.")]
     pauses: Annotated[Pauses | None, Doc("Steps that pause; None where there are none.")]
+    lines: Annotated[
+        tuple[SeenLine, ...], Doc("Where the training thread was seen in usual steps; the most frequent first.")
+    ]
     unusual_steps: Annotated[
         tuple[int, ...], Doc("Profiled steps with a save, a validation or a pause: they say nothing of other steps.")
     ]
@@ -106,6 +117,11 @@ class Loop(Result, frozen=True):
                 Column("Time (s)", "s", None, 3),
                 Column("Share (%)", "share", PERCENT),
             ),
+        ),
+        Table(
+            "Lines of the training thread",
+            "lines",
+            (Column("Line", "place"), Column("Calls", "calls"), Column("Share (%)", "share", PERCENT)),
         ),
     )
 
@@ -127,8 +143,10 @@ class Loop(Result, frozen=True):
         ]
         if self.pauses is not None:
             notes.append(f"{self.pauses.in_words}: {self.pauses.s:.2f} s of the loop.")
-        (table,) = self.TABLES
-        return (table.section(self.parts, notes, totals=[("all", self.s, 100.0)]),)
+        parts, lines = self.TABLES
+        loop = parts.section(self.parts, notes, totals=[("all", self.s, 100.0)])
+        note = "The thread was looked at ten times a second; shares are of the looks into usual steps."
+        return (loop, lines.section(self.lines[:_MOST_SHOWN], [note])) if self.lines else (loop,)
 
 
 def _ordinal(number: int) -> str:
@@ -171,6 +189,7 @@ def analyze(run: Run) -> Loop:
         loop_ns=loop_ns,
         parts=tuple(LoopPart(part, part_ns, part_ns / loop_ns) for part, part_ns in largest_first),
         pauses=pauses,
+        lines=_list_lines(seen.places if seen is not None else ()),
         unusual_steps=_unusual_steps(steps, pauses),
     )
 
@@ -216,6 +235,14 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
         lost_ns=lost,
         host=_main_part(steps, numbers, steps.step[is_settled & ~pauses]),
         line=_find_line(places, typical / (typical + int(np.median(over)))),
+    )
+
+
+def _list_lines(places: Sequence[Place]) -> tuple[SeenLine, ...]:
+    looks = sum(place.usual for place in places)
+    seen = sorted((place for place in places if place.usual and place.function), key=lambda place: -place.usual)
+    return tuple(
+        SeenLine(f"{place.function} ({place.file}:{place.line})", place.calls, place.usual / looks) for place in seen
     )
 
 

@@ -108,7 +108,7 @@ class Places:
             if not self._is_of_library(code):
                 return code.co_qualname, code.co_filename, current.f_lineno, called
             if not code.co_filename.startswith(_OURS):
-                called = code.co_qualname
+                called = f"{current.f_globals.get('__name__', '')}.{code.co_qualname}"
             current = current.f_back
         return "", "", 0, called
 

@@ -24,6 +24,7 @@ from perfscope.constants import MEGA, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from perfscope.analyzers.calls import Caller
+    from perfscope.analyzers.loop import SeenLine
 
 #: A rank on which something takes less than this share of the longest time is not named.
 _ALSO = 0.5
@@ -31,6 +32,9 @@ _PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
 #: Python that every loop has between its operators, as a share of a step.
 _USUAL_PYTHON = 0.4
 _MOST_NAMED = 3
+#: A line where the training thread is seen less often explains no pause.
+_BUSY_LINE = 0.1
+_FRAMEWORKS = ("torch", "deepspeed", "megatron", "transformers", "accelerate", "lightning", "pytorch_lightning")
 
 
 def find_slow_loading(training: TracedRun) -> Fault | None:
@@ -302,7 +306,10 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     else:
         if cost_us < _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host):
             return None
-        evidence = [fact(f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step.", rank.pointer, "other_us")]
+        line = _find_busy_line(training)
+        seen = f": the training thread is in {line.place} for {line.share:.0%} of the time" if line is not None else ""
+        text = f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step{seen}."
+        evidence = [fact(text, rank.pointer, "other_us")]
         host = training.results.host.ranks[training.ranks.index(rank)] if training.results.host is not None else None
         outside = numbered(f"{rank.pointer}/outside_operators", host.outside_operators if host is not None else ())
         for place, entry in outside[:_MOST_NAMED]:
@@ -313,8 +320,16 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     if len(evidence) > 1 or training.has_stacks:
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
-        advice = "`perfscope profile --stack` names the function; move it into a DataLoader worker or out of the loop."
+        advice = (
+            "Move this work into a DataLoader worker or out of the loop; `perfscope profile --stack` shows all of it."
+        )
     return Fault(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice)
+
+
+def _find_busy_line(training: TracedRun) -> SeenLine | None:
+    """The line of the script that calls no framework and where the training thread is most often."""
+    lines = training.results.loop.lines if training.results.loop is not None else ()
+    return next((line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= _BUSY_LINE), None)
 
 
 def _pause_us(rank: MeanStep) -> float:
