@@ -15,6 +15,7 @@ from typing import Annotated
 
 import numpy as np
 
+from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.shared.parts import HostPart, LifePart
 from perfscope.analyzers.stragglers.parts import split_steps
 from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
@@ -100,6 +101,14 @@ class Loop(Result, frozen=True):
     loop_ns: int
     parts: Annotated[tuple[LoopPart, ...], Doc("What the time went to; the parts add up to it. The largest first.")]
     pauses: Annotated[Pauses | None, Doc("Steps that pause; None where there are none.")]
+    samples_per_s: Annotated[
+        float | None,
+        Doc(
+            "Samples of all steps over their whole time, from the first step's begin to the last one's end: the first "
+            "step and perfscope's own time are in it, as in what a trainer prints."
+        ),
+    ]
+    tokens_per_s: Annotated[float | None, Doc("Tokens likewise.")]
     lines: Annotated[
         tuple[SeenLine, ...], Doc("Where the training thread was seen in usual steps; the most frequent first.")
     ]
@@ -182,6 +191,11 @@ def analyze(run: Run) -> Loop:
         raise MissingInput("no time of a step was recorded")
     seen = run.places.get(ledger.rank)
     pauses = find_pauses(ledger, steps, own, usual, seen.places if seen is not None else ())
+    whole_s, work = int(ledger.step_ns.sum()) / NS_PER_S, step_times.analyze(run)
+
+    def rate(per_step: float | None) -> float | None:
+        return None if per_step is None else per_step * len(steps) / whole_s
+
     largest_first = sorted(times.items(), key=lambda item: -item[1])
     return Loop(
         rank=ledger.rank,
@@ -189,6 +203,8 @@ def analyze(run: Run) -> Loop:
         loop_ns=loop_ns,
         parts=tuple(LoopPart(part, part_ns, part_ns / loop_ns) for part, part_ns in largest_first),
         pauses=pauses,
+        samples_per_s=rate(work.samples_per_step),
+        tokens_per_s=rate(work.tokens_per_step),
         lines=_list_lines(seen.places if seen is not None else ()),
         unusual_steps=_unusual_steps(steps, pauses),
     )

@@ -281,7 +281,7 @@ class TracedRun:
             host[cause] = (
                 whole_us / count if marked_us is None else marked_us / count + max(whole_us - marked_us, 0.0) / gaps
             )
-        if not self.unusual_steps.isdisjoint(step.name for step in device.steps):
+        if self.unusual_steps and any(step.name in self.unusual_steps for step in device.steps):
             host[NOT_SHOWN] = 0.0
         measured = sum(host.values()) + communication
         # The profiler slows hosts, for which other ranks wait: a step that nobody profiled has no more time for both.

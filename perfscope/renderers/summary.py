@@ -30,7 +30,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     results = analysis["results"]
     lines = describe_findings(results)
     if (steps := results.get("steps")) is not None:
-        lines += [describe_steps(steps), *steps.get("unreached_windows", ())]
+        lines += [describe_steps(steps, results.get("loop")), *steps.get("unreached_windows", ())]
         lines += _describe_window_effect(steps.get("window_effect"))
     clock = results.get("wall_clock")
     lines += [] if clock is None else [f"wall clock {describe_wall_clock(clock)}"]
@@ -64,15 +64,16 @@ def _describe_nothing(results: Mapping[str, Any]) -> str:
     return "findings: nothing stands out" if is_profiled else "findings: no step was profiled"
 
 
-def describe_steps(steps: Mapping[str, Any]) -> str:
-    """How many there are, their times, and the throughput."""
+def describe_steps(steps: Mapping[str, Any], loop: Mapping[str, Any] | None = None) -> str:
+    """How many there are, their times, and the throughput: of steady-state steps, and of the loop with everything."""
     ranks = format_count(len(steps["ranks"]), "rank")
     line = f"{steps['count']:,} training steps on {ranks}, counted by {steps['source']}"
     if steps["step_time_s"] is None:
         return f"{line}; no step time, because too few are in steady state"
     line += f": step time {format_seconds(steps['step_time_s'])}, p95 {format_seconds(steps['p95_s'])}"
     rates = [
-        f"{format_rate(steps[key])} {unit}/s"
+        f"{format_rate(steps[key])} {unit}/s in steady-state steps"
+        + (f", {format_rate(loop[key])} with everything" if loop is not None and loop[key] is not None else "")
         for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
         if steps[key] is not None
     ]

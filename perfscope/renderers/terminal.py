@@ -75,7 +75,7 @@ def _draw_analysis(results: Any, console: Console) -> Iterator[Text]:  # noqa: A
     for number, line in enumerate(describe_findings(results)):
         yield from _wrap(_plain(line.replace("`", ""), "yellow" if number else "bold yellow"), console)
     if (steps := results.get("steps")) is not None:
-        yield from _wrap(_plain(describe_steps(steps)), console)
+        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console)
     if (clock := results.get("wall_clock")) is not None:
         yield from _wrap(_plain(f"wall clock {describe_wall_clock(clock)}"), console)
     straggler = (results.get("stragglers") or {}).get("straggler")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfscope.analyzers.findings import Findings, rank_findings
 from perfscope.analyzers.findings.finding import Fault, Finder, Finding, Proof
 from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
+from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.whatif.scenarios import Regain
 from perfscope.engine.run import Plan, analyze
 from tests.analyzers.findings.made import breakdown, idle, parts, steps
@@ -62,10 +64,15 @@ def test_a_late_host_and_the_wait_for_it_are_one_time() -> None:
     assert costs(training(), rule("host", 4000.0, HOST), wait) == {"host": 4000.0}
 
 
-def test_what_comes_on_top_of_steps_takes_nothing_of_them_and_is_a_share_of_both() -> None:
-    rules = rule("saves", 10_000.0, StepPart.OUTSIDE, is_beside=True), rule("kernels", 6000.0, COMPUTE)
-    saves, kernels = rank_findings(training(), rules)
-    assert (saves.cost_us, saves.share_of_step, kernels.cost_us) == (10_000.0, 0.5, 6000.0)
+def test_what_comes_between_steps_is_a_share_of_the_loop() -> None:
+    """Steps of 10 ms with 10 ms of saves between two of them."""
+    rules = rule("saves", 10_000.0, StepPart.OUTSIDE), rule("kernels", 6000.0, COMPUTE)
+    loop = Loop(0, 50, 10**9, (), pauses=None, samples_per_s=None, tokens_per_s=None, lines=(), unusual_steps=())
+    job = training()
+    job.results = msgspec.structs.replace(job.results, loop=loop)
+    saves, kernels = rank_findings(job, rules)
+    assert (saves.cost_us, saves.share_of_step, saves.cost_s) == (10_000.0, 0.5, 0.5)
+    assert (kernels.cost_us, kernels.share_of_step, kernels.cost) == (6000.0, 0.3, "300 ms of 1 s (30.0 % of the loop)")
 
 
 def test_a_small_cost_makes_no_finding() -> None:
