@@ -34,6 +34,8 @@ _PARTS = {
     "idle": "bright_black",
     "other": "bright_black",
 }
+#: Rows of a finding.
+_FINDING_ROWS = 4
 #: Columns of a rank's name and bar, of the names and the numbers of a comparison, and of a column of texts, which wrap.
 _RANK, _BAR, _NAME, _NUMBER, _NARROWEST_TEXT = 8, 24, 23, 10, 12
 #: Between columns: one blank of a cell, one of the box.
@@ -73,7 +75,7 @@ def render_screen(report: Report, terminal: Terminal) -> str:
 def _draw_analysis(results: Any, console: Console) -> Iterator[Text]:  # noqa: ANN401 - JSON
     """The findings, the steps, the wall clock, and a bar a rank; of many ranks the straggler comes first."""
     for number, line in enumerate(describe_findings(results)):
-        yield from _wrap(_plain(line.replace("`", ""), "yellow" if number else "bold yellow"), console)
+        yield from _wrap(_plain(line.replace("`", ""), "yellow" if number else "bold yellow"), console, _FINDING_ROWS)
     if (steps := results.get("steps")) is not None:
         yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console)
     if (clock := results.get("wall_clock")) is not None:
@@ -209,11 +211,12 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(to_line(text), style)
 
 
-def _wrap(line: Text, console: Console) -> list[Text]:
-    """At most two rows of a long line, the second one indented; it shows where it is cut."""
-    first, *following = line.wrap(console, console.width - 2) or [line]
-    if following:
-        second = Text("  ").append_text(following[0])
-        second.rstrip()
-        following = [second.append(" …") if following[1:] else second]
+def _wrap(line: Text, console: Console, most: int = 2) -> list[Text]:
+    """At most so many rows of a long line, all but the first one indented; the last one shows where it is cut."""
+    first, *following = line.wrap(console, console.width - 3) or [line]
+    cut, following = following[most - 1 :], [Text("  ").append_text(row) for row in following[: most - 1]]
+    for row in following:
+        row.rstrip()
+    if cut:
+        following[-1].append(" …")
     return [first, *following]
