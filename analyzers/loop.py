@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.shared.parts import HostPart, LifePart
-from perfscope.analyzers.stragglers.parts import split_steps
+from perfscope.analyzers.stragglers.lateness import split_steps
 from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
