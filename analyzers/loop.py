@@ -31,6 +31,7 @@ from perfscope.wire.places import Place
 
 #: What training without perfscope has not.
 _PERFSCOPE = (LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS)
+_OUTSIDE = (LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.END)
 #: What a step takes by itself, and what nothing explains.
 _OWN = (LifePart.STEPS, LifePart.BETWEEN)
 #: Caches and buffers fill in the first steps.
@@ -104,8 +105,8 @@ class Loop(Result, frozen=True):
     samples_per_s: Annotated[
         float | None,
         Doc(
-            "Samples of all steps over their whole time, from the first step's begin to the last one's end: the first "
-            "step and perfscope's own time are in it, as in what a trainer prints."
+            "Samples of all steps over the wall time without start-up and end. The first step, saves and validations "
+            "after the last one, and perfscope's own time are in it, as in what a trainer prints."
         ),
     ]
     tokens_per_s: Annotated[float | None, Doc("Tokens likewise.")]
@@ -191,7 +192,8 @@ def analyze(run: Run) -> Loop:
         raise MissingInput("no time of a step was recorded")
     seen = run.places.get(ledger.rank)
     pauses = find_pauses(ledger, steps, own, usual, seen.places if seen is not None else ())
-    whole_s, work = int(ledger.step_ns.sum()) / NS_PER_S, step_times.analyze(run)
+    outside_ns = sum(ledger.parts.get(part, 0) for part in _OUTSIDE)
+    whole_s, work = (ledger.wall_ns - outside_ns) / NS_PER_S, step_times.analyze(run)
 
     def rate(per_step: float | None) -> float | None:
         return None if per_step is None else per_step * len(steps) / whole_s
