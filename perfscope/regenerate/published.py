@@ -30,7 +30,6 @@ from perfscope.constants import GIGA, KILO, TERA
 from perfscope.models.conventions import FORWARD
 from perfscope.tables.published import (
     DERIVED,
-    ChangeKind,
     Constant,
     PrintedFigure,
     PublishedRow,
@@ -518,13 +517,12 @@ def _check_change(table: PublishedTable, index: int, change: StatedChange) -> Ch
     if value is None or old is None:
         return Uncheckable(row.line, row.label, table.headings[column], "no row above to compare with")
     difference = value.number - old.number
-    is_percent = change.kind is ChangeKind.PERCENT
-    printed = _percent_change(value, old) if is_percent else exact_interval(abs(difference))
+    printed = _percent_change(value, old) if change.is_percent else exact_interval(abs(difference))
     verdict = CellVerdict.WRONG if change.sign * difference < 0 else judge(change.figure, printed)
     is_near = abs(change.figure.number / change.figure.unit - printed.value) <= _NEAR * printed.value
     if verdict is CellVerdict.WRONG and not is_near:
         return Uncheckable(row.line, row.label, table.headings[column], "it is of something else")
-    name = "change in %" if is_percent else "change"
+    name = "change in %" if change.is_percent else "change"
     return _make_cell(table, row, column, change.figure, name, printed.value, verdict)
 
 

@@ -83,13 +83,6 @@ class PrintedFigure:
         return self.unit / Fraction(10**self.decimals)
 
 
-class ChangeKind(StrEnum):
-    """How a cell states its change against the reference row."""
-
-    PERCENT = "percent"
-    DIFFERENCE = "difference"
-
-
 @dataclass(frozen=True, slots=True)
 class StatedChange:
     """A change that a cell states beside its value, as in ``14199(↓7.7%)``.
@@ -101,7 +94,7 @@ class StatedChange:
     """
 
     column: int
-    kind: ChangeKind
+    is_percent: bool
     sign: int
     figure: PrintedFigure
 

@@ -168,10 +168,6 @@ class WriterRole(IntEnum):
     ENGINE = 2
 
 
-def conclude_nothing(_state: FormatState) -> None:
-    """Close a format that has nothing to conclude."""
-
-
 @dataclass(frozen=True, slots=True)
 class LogFormat(Generic[State]):
     """A log format.
@@ -190,7 +186,7 @@ class LogFormat(Generic[State]):
     rules: tuple[LineRule[State], ...]
     sources: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
-    close: Callable[[State], None] = conclude_nothing
+    close: Callable[[State], None] = lambda _state: None
     name: str | None = None
     role: WriterRole = WriterRole.TRAINER
     take_plain: Callable[[State, bytes], Iterator[bytes]] | None = None

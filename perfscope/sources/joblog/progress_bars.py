@@ -51,14 +51,6 @@ class _Points:
     starts: list[int] = field(default_factory=lambda: [0])
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnRun:
-    """The steps at which a bar began, None where they are unknown, and ended."""
-
-    begin: int | None
-    reached: int
-
-
 class ProgressBars:
     """The bars of one log, by their number of steps."""
 
@@ -114,8 +106,8 @@ class ProgressBars:
         """Whether the bar of a length was drawn to its end."""
         return total in self._bars and self._bars[total].step[-1] == total
 
-    def last_start(self, total: int) -> DrawnRun:
-        """Where the bar of a length began when it was drawn anew last, and where it ended."""
+    def last_start(self, total: int) -> tuple[int | None, int]:
+        """Where the bar of a length began when it was drawn anew last, None where that is unknown, and ended."""
         points = self._bars[total]
         first, reached = points.starts[-1], points.step[-1]
         steps, clocks = points.step, points.clock_s
@@ -123,10 +115,10 @@ class ProgressBars:
             moved_s = clocks[-1] - clocks[first + 1]
             # A bar is drawn at most every tenth of a second: faster steps before the first drawing are not counted.
             is_exact = moved_s * _DRAWN_PER_S > (reached - steps[first + 1])
-            return DrawnRun(steps[first + 1] - 1 if is_exact else None, reached)
+            return (steps[first + 1] - 1 if is_exact else None), reached
         if steps[first] * _TIMES_FASTER <= reached:
-            return DrawnRun(0, reached)
-        return DrawnRun(steps[first] if clocks[first] == 0 else None, reached)
+            return 0, reached
+        return (steps[first] if clocks[first] == 0 else None), reached
 
     def add_records(self, total: int, series: RecordSeries) -> None:
         """Append the step times of the bar of a length."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.moments import MomentsBuilder
-from perfscope.sources.joblog.resolve import ABSENT, Printed, Resolved, resolve
+from perfscope.sources.joblog.resolve import ABSENT, Resolved, resolve
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.joblog import Disturbance, Iterations
 
@@ -171,16 +171,7 @@ class RecordSeries:
         """What are copies, and where the job started again: what ``resolve`` makes of all records so far."""
         if self._resolved is None:
             self._write()
-            self._resolved = resolve(
-                Printed(
-                    iteration=self._column("iteration"),
-                    wall_ns=self._column("wall_ns"),
-                    label=self._column("label"),
-                    begins=self._column("begins"),
-                    disturbed=self._column("disturbed"),
-                    samples=self._column("samples"),
-                )
-            )
+            self._resolved = resolve(self._column)
         return self._resolved
 
     @property

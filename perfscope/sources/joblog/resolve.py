@@ -10,6 +10,7 @@ With several processes, a number that is a few iterations back and not printed b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -26,17 +27,6 @@ _FEWEST_UNLIKE = 3
 
 _TAKE_TURNS = "records of two jobs take turns: their iteration numbers go to and fro"
 _REPEAT = "records of two jobs take turns: they repeat each iteration with another time or batch"
-
-
-class Printed(msgspec.Struct, frozen=True, eq=False):
-    """All records of one source in the order of the log, as in ``RecordSeries``; NaN stands for an absent figure."""
-
-    iteration: Float64
-    wall_ns: Float64
-    label: Float64
-    begins: Float64
-    disturbed: Float64
-    samples: Float64
 
 
 class Resolved(msgspec.Struct, frozen=True, eq=False):
@@ -67,14 +57,17 @@ class Resolved(msgspec.Struct, frozen=True, eq=False):
     mixture: str | None
 
 
-def resolve(printed: Printed) -> Resolved:
-    """Tell copies from restarts, in the order of the log; what one process printed is read at once."""
-    numbers, label = printed.iteration, printed.label
+def resolve(column: Callable[[str], Float64]) -> Resolved:
+    """Tell copies from restarts in the columns of all records, in the order of the log; NaN is an absent figure.
+
+    What one process printed is read at once.
+    """
+    numbers, label = column("iteration"), column("label")
     has_number = ~np.isnan(numbers)
-    is_of_one = has_number.all() and not printed.begins[1:].any() and (label == label[:1]).all()
-    moved, disturbed = np.diff(numbers), np.nan_to_num(printed.disturbed).astype(np.int64)
+    is_of_one = has_number.all() and not column("begins")[1:].any() and (label == label[:1]).all()
+    moved, disturbed = np.diff(numbers), np.nan_to_num(column("disturbed")).astype(np.int64)
     if is_of_one and (moved > 0).all():
-        return _describe(printed, np.arange(len(numbers)), np.zeros(len(numbers), np.int64), disturbed, 0, 0, None)
+        return _describe(numbers, np.arange(len(numbers)), np.zeros(len(numbers), np.int64), disturbed, 0, 0, None)
     far = SKEW * _usual_gap(np.diff(np.unique(numbers[has_number])))
     labels = {each: numbers[has_number & (label == each)] for each in np.unique(label).tolist()}
     processes = {each: _processes(of_label, far) for each, of_label in labels.items()}
@@ -83,8 +76,8 @@ def resolve(printed: Printed) -> Resolved:
     back = moved[moved <= 0]
     if is_of_one and (back < 0).all() and (1 in processes.values() or (back < -far).all()):
         attempt = np.concatenate(([0], np.cumsum(moved <= 0)))
-        return _describe(printed, np.arange(len(numbers)), attempt, disturbed, 0, 0, mixture)
-    resolver = _Resolver(printed, far, processes)
+        return _describe(numbers, np.arange(len(numbers)), attempt, disturbed, 0, 0, mixture)
+    resolver = _Resolver(column, far, processes)
     for row in range(len(numbers)):
         resolver.add(row)
     rows, attempt, disturbed = (
@@ -92,14 +85,14 @@ def resolve(printed: Printed) -> Resolved:
     )
     unlike = resolver.unlike >= _FEWEST_UNLIKE and 2 * resolver.unlike > resolver.compared
     mixture = mixture or (_REPEAT if unlike else None)
-    return _describe(printed, rows, attempt, disturbed, resolver.copies, len(resolver.unnumbered), mixture)
+    return _describe(numbers, rows, attempt, disturbed, resolver.copies, len(resolver.unnumbered), mixture)
 
 
 def _describe(
-    printed: Printed, rows: Int64, attempt: Int64, disturbed: Int64, copies: int, unnumbered: int, mixture: str | None
+    printed: Float64, rows: Int64, attempt: Int64, disturbed: Int64, copies: int, unnumbered: int, mixture: str | None
 ) -> Resolved:
-    has_number = ~np.isnan(printed.iteration[rows])
-    numbers, starts = printed.iteration[rows][has_number].astype(np.int64), attempt[has_number]
+    has_number = ~np.isnan(printed[rows])
+    numbers, starts = printed[rows][has_number].astype(np.int64), attempt[has_number]
     moved, is_restart = np.diff(numbers), np.diff(starts) > 0
     values, times = np.unique(moved[~is_restart], return_counts=True)
     gaps = Counter(dict(zip(values.tolist(), times.tolist(), strict=True)))
@@ -168,17 +161,10 @@ class _Printer(msgspec.Struct):
 
 
 class _Resolver:
-    def __init__(self, printed: Printed, far: int, processes: dict[float, int]) -> None:
+    def __init__(self, column: Callable[[str], Float64], far: int, processes: dict[float, int]) -> None:
         self._columns = [
-            np.where(np.isnan(column), ABSENT, column).astype(np.int64).tolist()
-            for column in (
-                printed.iteration,
-                printed.label,
-                printed.begins,
-                printed.disturbed,
-                printed.wall_ns,
-                printed.samples,
-            )
+            np.where(np.isnan(values), ABSENT, values).astype(np.int64).tolist()
+            for values in map(column, ("iteration", "label", "begins", "disturbed", "wall_ns", "samples"))
         ]
         self.rows: list[int] = []
         self.attempts: list[int] = []

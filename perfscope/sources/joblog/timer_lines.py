@@ -1,10 +1,9 @@
 """Rules for timer lines, which state the time of the parts of an iteration; Megatron and DeepSpeed print them.
 
 Megatron of 2021 prints one line with all timers of one rank. Today it prints one line per timer with the minimum and
-maximum over ranks. With ``--timing-log-option`` it prints one line per timer with the maximum, or one line per rank.
-DeepSpeed prints micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so the step
-is ``fwd + bwd + step``. At a step of its FLOPs profiler a value can be negative. The line with all timers is the same
-in both.
+maximum over ranks, or the maximum alone. DeepSpeed prints micro-steps, then totals of the step: ``bwd`` contains
+``bwd_inner`` and ``bwd_allreduce``, so the step is ``fwd + bwd + step``. At a step of its FLOPs profiler a value can be
+negative. The line with all timers is the same in both.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ SOURCE = "DeepSpeed's timers: fwd + bwd + step"
 _CELL = re.compile(rb"\| ?([\w/-]++): *(-?[\d.]++)")
 _SUMS = ((b"fwd", b"bwd", b"step"), (b"forward", b"backward", b"step"))
 _SAVE = b"save-checkpoint"
-_RANK = re.compile(rb" rank +\d+: ([\d.]+)\s*$")
-_NAME = re.compile(rb"  ([\w/-]+):\s*$")
 
 
 def _on_all_timers(state: FormatState, line: LineMatch) -> None:
@@ -45,23 +42,6 @@ def _on_timer(state: FormatState, line: LineMatch) -> None:
     _add_timer(state, line[1], parse_number(line[2]))
 
 
-def _on_timers_of_ranks(state: FormatState, line: LineMatch) -> None:
-    """A line a timer, and below it a line a rank."""
-    slowest: dict[bytes, float] = {}
-    name = b""
-    for text in line[0].split(b"\n")[1:]:
-        rank, heading = _RANK.search(text), _NAME.search(text)
-        time_ms = parse_number(rank[1]) if rank else None
-        if time_ms is not None and name:
-            slowest[name] = max(time_ms, slowest.get(name, 0.0))
-        elif heading:
-            name = heading[1]
-        else:
-            break
-    for timer, time_ms in slowest.items():
-        _add_timer(state, timer, time_ms)
-
-
 def _add_timer(state: FormatState, name: bytes, time_ms: float | None) -> None:
     if time_ms is None or name == _SAVE:
         return
@@ -82,13 +62,5 @@ MEGATRON_RULES = (
         _on_timer,
         identifies=False,
         span=(200, 200),
-    ),
-    LineRule(
-        b"times across ranks (ms):",
-        rb"times across ranks \(ms\):(?:\n[^\n]{1,120})*",
-        _on_timers_of_ranks,
-        spans_lines=True,
-        begin=(b"times across ranks (ms):",),
-        identifies=False,
     ),
 )

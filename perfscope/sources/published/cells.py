@@ -21,7 +21,7 @@ from perfscope.constants import (
 )
 from perfscope.errors import UsageError
 from perfscope.sources.published.markdown import Cell
-from perfscope.tables.published import ChangeKind, PrintedFigure, Quantity, StatedChange, TextSpan
+from perfscope.tables.published import PrintedFigure, Quantity, StatedChange, TextSpan
 from perfscope.units import parse_duration_ns
 
 _Q = Quantity
@@ -76,10 +76,9 @@ def read_changes(cell: Cell, column: int) -> tuple[StatedChange, ...]:
         marks = stated["before"] + stated["after"] + stated["last"] if stated else ""
         if stated is None or not marks:
             return ()  # a percentage without a direction can be a share of anything
-        kind = ChangeKind.PERCENT if stated["percent"] else ChangeKind.DIFFERENCE
         sign = -1 if set(marks) & set("↓-\u2212") else 1 if set(marks) & set("↑+") else 0
-        figure = _figure(cell, stated, _PERCENT if kind is ChangeKind.PERCENT else Fraction(1), offset)
-        changes.append(StatedChange(column, kind, sign, figure))
+        figure = _figure(cell, stated, _PERCENT if stated["percent"] else Fraction(1), offset)
+        changes.append(StatedChange(column, bool(stated["percent"]), sign, figure))
     return tuple(changes)
 
 

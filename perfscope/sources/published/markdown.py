@@ -21,7 +21,7 @@ from perfscope.files import read_text
 from perfscope.tables.published import TextSpan
 
 # The line ends of markdown-it; str.splitlines has further ones, which would shift every line after them.
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _CONTAINER = re.compile(r"(?:[\s>]|[-*+](?=\s)|\d+[.)](?=\s))*")
 _MARKER = re.compile(r"\s*<!--\s*(?P<end>/)?\s*perfscope\b")
 
@@ -82,11 +82,12 @@ def parse_markdown(text: str, path: str) -> MarkdownDocument:
     generated = _generated_lines(lines)
     grids: list[Grid] = []
     unread: list[str] = []
-    for first, tokens_of_table in _tables(tokens):
+    for rows in _tables(tokens):
+        first = rows[0][0]
         if first + 1 in generated:
             continue
         title = _title_above(headings, first + 1)
-        grid = _grid(lines, tokens_of_table, title)
+        grid = _grid(lines, rows, title)
         if grid is None:
             unread.append(f"line {first + 1}: the cells of the table cannot be separated")
         else:
@@ -96,14 +97,7 @@ def parse_markdown(text: str, path: str) -> MarkdownDocument:
 
 def split_lines(text: str) -> list[str]:
     """Split into lines that keep their ends; joined they give the text again."""
-    lines: list[str] = []
-    position = 0
-    for match in _LINE_END.finditer(text):
-        lines.append(text[position : match.end()])
-        position = match.end()
-    if position < len(text):
-        lines.append(text[position:])
-    return lines
+    return _LINE.findall(text)
 
 
 def split_cells(line: str, line_number: int, start: int = 0) -> list[Cell]:
@@ -142,32 +136,26 @@ def _title_above(headings: Sequence[Heading], line: int) -> str:
     return headings[index - 1].text if index else ""
 
 
-def _tables(tokens: Sequence[Token]) -> list[tuple[int, list[Token]]]:
-    """The first line, from 0, and the tokens of each table."""
-    tables: list[tuple[int, list[Token]]] = []
-    inside: list[Token] | None = None
+def _tables(tokens: Sequence[Token]) -> list[list[tuple[int, list[str]]]]:
+    """The rows of each table: their line, from 0, and the texts of their cells."""
+    tables: list[list[tuple[int, list[str]]]] = []
+    is_inside = False
     for token in tokens:
-        if token.type == "table_open" and token.map is not None:
-            inside = []
-            tables.append((token.map[0], inside))
-        elif token.type == "table_close":
-            inside = None
-        elif inside is not None:
-            inside.append(token)
+        if token.type == "table_open":
+            tables.append([])
+        is_inside = token.type != "table_close" and (is_inside or token.type == "table_open")
+        if token.type == "tr_open" and token.map is not None:
+            tables[-1].append((token.map[0], []))
+        elif token.type == "inline" and is_inside:
+            tables[-1][-1][1].append(token.content)
     return tables
 
 
-def _grid(lines: Sequence[str], tokens: Sequence[Token], title: str) -> Grid | None:
-    rows: list[tuple[int, list[str]]] = []
-    for token in tokens:
-        if token.type == "tr_open" and token.map is not None:
-            rows.append((token.map[0], []))
-        elif token.type == "inline":
-            rows[-1][1].append(token.content)
+def _grid(lines: Sequence[str], rows: Sequence[tuple[int, list[str]]], title: str) -> Grid | None:
     located = [_locate_cells(lines[line], line + 1, texts) for line, texts in rows]
-    if not located or any(row is None for row in located):
-        return None
     cells = [tuple(row) for row in located if row is not None]
+    if len(cells) < len(rows):
+        return None
     numbers = tuple(line + 1 for line, _ in rows)
     return Grid(title, numbers[0], numbers[-1], cells[0], tuple(cells[1:]), numbers[1:])
 

@@ -65,17 +65,11 @@ def test_a_save_is_timed_by_its_timer_the_slowest_rank(tmp_path: Path) -> None:
 def test_timers_of_every_option_are_read(tmp_path: Path) -> None:
     dots = "forward-backward ................................: "
     largest = f"max time across ranks (ms):\n    {dots}700.12\n"
-    ranks = (
-        "times across ranks (ms):\n  forward-backward:\n     rank  0: 700.10\n     rank  1: 710.20\n"
-        "  optimizer:\n     rank  0: 40.00\n"
-    )
     both = f"(min, max) time across ranks (ms):\n    {dots}(600.00, 650.50)\n"
-    for index, (text, expected) in enumerate([(largest, 700.12), (ranks, 710.2), (both, 650.5)]):
+    for index, (text, expected) in enumerate([(largest, 700.12), (both, 650.5)]):
         log = read(tmp_path, megatron(10, 812.0), text, megatron(20, 812.0), name=f"{index}.log")
         timer = log.timers[0]
         assert (timer.name, timer.lines, timer.mean_ns / 1e6) == ("forward-backward", 1, expected)
-    [_, optimizer] = read(tmp_path, megatron(10, 812.0), ranks).timers
-    assert (optimizer.name, optimizer.mean_ns) == ("optimizer", 40_000_000)
 
 
 def test_the_first_iteration_may_be_printed_by_itself_and_counted_again(tmp_path: Path) -> None:

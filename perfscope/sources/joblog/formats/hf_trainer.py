@@ -226,9 +226,9 @@ def _add_run(state: _State, runtime_s: float, bar_length: int | None) -> None:
 def _find_end(state: _State, runtime_s: float, bar_length: int | None) -> RunEnd:
     begin, planned = state.begin, state.log.count("train_iterations")
     if bar_length is not None:
-        drawn = state.bars.last_start(bar_length)
-        reached: Range | None = (drawn.reached, drawn.reached)
-        begin = drawn.begin if begin is None else begin
+        drawn, last = state.bars.last_start(bar_length)
+        reached: Range | None = (last, last)
+        begin = drawn if begin is None else begin
     else:
         reached = _reached(state)
         begin = 0 if begin is None and not _goes_on(state) else begin
