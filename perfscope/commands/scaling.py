@@ -76,11 +76,29 @@ def scaling(
     if svg is not None:
         require_svg(svg)
     predicted_gpus = _parse_counts(predict)
+    published = None
     if protocol is None:
-        return _report_study(paths, warmup, predicted_gpus, svg, format)
-    if warmup is not None:
-        raise UsageError("a protocol has its own warm-up", hint="omit --warmup")
-    return _report_protocol(paths, protocol, predicted_gpus, svg, format)
+        runs, problems = read_runs(paths, warmup)
+        if not runs:
+            raise PerfscopeError(
+                "; ".join(problems[:1]) or "there is no run in " + ", ".join(map(str, paths)),
+                hint="name folders of logs; nodes and GPUs come from names such as 2n8g/, or from the logs",
+            )
+    else:
+        if warmup is not None:
+            raise UsageError("a protocol has its own warm-up", hint="omit --warmup")
+        logged, problems = read_protocol(paths, protocol)
+        try:
+            published = _RULES[protocol](logged)
+        except MissingInput as error:
+            raise PerfscopeError(str(error)) from None
+        runs = list(_list_protocol_runs(published))
+    study = study_scaling(runs, predicted_gpus, problems=problems, protocol=protocol, published=published)
+    title = "Scaling" if protocol is None else f"Scaling by {protocol}"
+    report = Report(title, to_object(study), study.sections(), study.notes)
+    notes = (*(f"note: {line}" for line in study.notes), *write_plot(study, svg))
+    exit_code = ExitCode.DAMAGED_INPUT if problems and protocol is None else ExitCode.OK
+    return Outcome(report, format, notes=notes, exit_code=exit_code)
 
 
 def _parse_counts(text: str | None) -> tuple[int, ...]:
@@ -88,37 +106,6 @@ def _parse_counts(text: str | None) -> tuple[int, ...]:
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise UsageError(f"{text!r} is not a list of numbers of GPUs", hint="write --predict 64,128")
     return tuple(int(word) for word in words)
-
-
-def _report_protocol(
-    paths: list[Path], protocol: Protocol, predicted_gpus: tuple[int, ...], plot: Path | None, output_format: Format
-) -> Outcome:
-    runs, notes = read_protocol(paths, protocol)
-    try:
-        result = _RULES[protocol](runs)
-    except MissingInput as error:
-        raise PerfscopeError(str(error)) from None
-    study = study_scaling(
-        list(_list_protocol_runs(result)), predicted_gpus, problems=notes, protocol=str(protocol), published=result
-    )
-    report = Report(f"Scaling by {protocol}", to_object(study), study.sections(), study.notes)
-    return Outcome(report, output_format, notes=(*(f"note: {line}" for line in study.notes), *write_plot(study, plot)))
-
-
-def _report_study(
-    paths: list[Path], warmup: int | None, predicted_gpus: tuple[int, ...], plot: Path | None, output_format: Format
-) -> Outcome:
-    runs, problems = read_runs(paths, warmup)
-    if not runs:
-        raise PerfscopeError(
-            "; ".join(problems[:1]) or "there is no run in " + ", ".join(map(str, paths)),
-            hint="name folders of logs; nodes and GPUs come from names such as 2n8g/, or from the logs",
-        )
-    study = study_scaling(runs, predicted_gpus, problems=problems)
-    notes = (*(f"note: {line}" for line in study.notes), *write_plot(study, plot))
-    exit_code = ExitCode.DAMAGED_INPUT if problems else ExitCode.OK
-    report = Report("Scaling", to_object(study), study.sections(), study.notes)
-    return Outcome(report, output_format, notes=notes, exit_code=exit_code)
 
 
 #: Flags of a log's summary that cast doubt on its throughput.
@@ -155,11 +142,7 @@ def _list_protocol_runs(result: dlperf.ProtocolResult) -> Iterator[ScalingRun]:
                     cluster=speed.cluster,
                     model=model,
                     batch=speed.batch_size_per_device * speed.cluster.gpus,
-                    precision=None,
-                    seq_len=None,
-                    zero_stage=None,
                     samples_per_s=samples_per_s,
-                    out_of_memory=False,
                 )
 
 
@@ -214,11 +197,7 @@ def _read_profiled_run(path: Path) -> ScalingRun | None:
         cluster=cluster,
         model=_find_model_name(path, None),
         batch=batch,
-        precision=None,
-        seq_len=None,
-        zero_stage=None,
         samples_per_s=speed,
-        out_of_memory=False,
     )
 
 

@@ -65,11 +65,11 @@ class ScalingRun:
     cluster: ClusterSize
     model: str
     batch: int | None
-    precision: str | None
-    seq_len: int | None
-    zero_stage: int | None
     samples_per_s: float | None
-    out_of_memory: bool
+    precision: str | None = None
+    seq_len: int | None = None
+    zero_stage: int | None = None
+    out_of_memory: bool = False
     notes: tuple[str, ...] = field(default=())
 
     @property

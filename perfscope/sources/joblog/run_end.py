@@ -14,10 +14,8 @@ from math import ceil, floor, log10
 Range = tuple[int, int]
 
 _HALF_A_PRINTED_DIGIT = 0.0005
-_HALF_A_RUNTIMES_DIGIT = 0.00005
 _DIGITS = 4  # transformers 5 prints so many, between quotes
 _HALF_AN_EPOCHS_DIGIT = 0.005
-_OF_ALL_LOSSES = 0.5
 
 NO_STEPS = "train_runtime is known, the number of steps is not: no step time"
 NO_BEGIN = "the step at which training started or went on is unknown, train_runtime is of those since: no step time"
@@ -88,7 +86,7 @@ def steps_of_speed(steps_per_s: float | None, runtime_s: float, *, is_short: boo
     if steps_per_s is None:
         return None
     half = _half_a_digit(steps_per_s, is_short=is_short)
-    half_s = _half_a_digit(runtime_s, is_short=True) if is_short else _HALF_A_RUNTIMES_DIGIT
+    half_s = _half_a_digit(runtime_s, is_short=True) if is_short else _HALF_A_PRINTED_DIGIT
     least = max(ceil((steps_per_s - half) * (runtime_s - half_s)), 1)
     most = floor((steps_per_s + half) * (runtime_s + half_s))
     return (least, most) if least <= most else None
@@ -117,4 +115,4 @@ def is_part_of_losses(mean: float | None, first: float | None, last: float | Non
     """Whether the mean loss is too small for these steps: transformers 4 divides its sum by all steps reached."""
     if mean is None or first is None or last is None or min(first, last) <= 0:
         return False
-    return mean < _OF_ALL_LOSSES * min(first, last)
+    return 2 * mean < min(first, last)

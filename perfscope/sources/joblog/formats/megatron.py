@@ -206,7 +206,6 @@ _RECOMPUTATION = (
     "checkpoint_activations",
     "recompute_activations",
 )
-_EXACT_DECIMALS = 3
 _UPDATED = re.compile(rb"\.{3,}(?:updated|default)\s*$|(?:updated|default)$")
 _BANNER_SIZE = re.compile(rb"([a-z][a-z-]*parallel)[- ]size: (\d+)")
 
@@ -246,8 +245,7 @@ def _on_billions(state: FormatState, line: LineMatch) -> None:
     value = parse_number(line[1])
     if value is not None and value > 0:
         state.log.set_fact("parameters", round(value * GIGA), "log")
-        is_rounded = b"." in line[1] and len(line[1].partition(b".")[2]) < _EXACT_DECIMALS
-        state.log.set_fact("parameters_rounded", is_rounded, "log")
+        state.log.set_fact("parameters_rounded", 1, "log")
 
 
 def _on_vocabulary(state: FormatState, line: LineMatch) -> None:
