@@ -25,7 +25,7 @@ from perfscope.report import Report
 from perfscope.result import to_object
 from perfscope.sources.dlperf import Protocol, read_protocol
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.joblog.file_names import parse_file_name
+from perfscope.sources.joblog.files import parse_file_name
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.joblog import JobLog

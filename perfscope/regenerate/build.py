@@ -27,11 +27,8 @@ _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 class ReportBlock:
     """One generated block, and where its content begins and ends in the text.
 
-    Attributes:
-        line: The line of its first marker, from 1.
-        words: Its command, without ``perfscope``.
-        sections: The titles of the selected sections; empty for the whole report.
-        level: The level of the heading above it; 0 without a heading.
+    ``words`` are its command without ``perfscope``, ``sections`` the titles that it selects, or none for all, ``level`` is
+    the level of the heading above it, 0 without one.
     """
 
     line: int

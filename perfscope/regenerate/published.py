@@ -5,13 +5,10 @@ baseline. TFLOPs follow the BigScience convention. Speed-up is the rate over the
 over the ratio of the GPUs. A save of mixed precision and Adam is 14 bytes/parameter.
 
 A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is *from
-unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*.
+unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*. Figures by other
+definitions are left: columns of TFLOPs of which all cells differ, speed-ups that are far from the row's own.
 
-Figures by another definition are left as they are. Of TFLOPs these are columns of which all cells differ. A
-speed-up that is far from the row's own is relative to something that the table does not show.
-
-A row contradicts itself where a global batch is not accumulation x micro batch x DP. So does one whose GPUs are not
-TP x PP x DP or nodes x GPUs per node. It does not show which of its columns is wrong.
+A row contradicts itself where a total is not the product of its factors. It does not show which column is wrong.
 """
 
 from __future__ import annotations

@@ -64,12 +64,7 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class PrintedFigure:
-    """One printed number: its value, the printed digits times ``unit``, and the digits with their place in the file.
-
-    Attributes:
-        unit: What a printed 1 is worth: 10**9 in ``52B``, 1/100 in ``7.7%``.
-        decimals: Printed digits after the point.
-    """
+    """One printed number: the digits times what a printed 1 is worth, 10**9 in ``52B``, 1/100 in ``7.7%``."""
 
     number: Fraction
     unit: Fraction
@@ -87,10 +82,7 @@ class PrintedFigure:
 class StatedChange:
     """A change that a cell states beside its value, as in ``14199(↓7.7%)``.
 
-    Attributes:
-        column: The column, from 0.
-        sign: -1 or +1 by the cell's arrow or sign; 0 without one.
-        figure: The stated size of the change, without sign.
+    ``sign`` is -1 or +1 by the cell's arrow or sign, 0 without one; ``figure`` is the size without sign.
     """
 
     column: int
@@ -104,12 +96,9 @@ class PublishedRow:
     """One row of a published table, from ``line`` of its file.
 
     Attributes:
-        label: A name for the row, from the cells that distinguish it.
         group: Cells that its baseline has in common: model, precision, batch size per device.
-        figures: What could be read.
         blanks: Cells of derived quantities that are empty.
         numbers: The leading number of every cell; None where there is none.
-        changes: Changes stated inside cells.
         absent: Cells without a figure, such as ``OOM``, and empty ones.
         problems: What could not be read, in words.
     """
@@ -138,13 +127,8 @@ class Constant:
 class PublishedTable:
     """A table of which at least one column can be recomputed or checked.
 
-    Attributes:
-        title: The heading above it.
-        line: The line of its heading row, from 1.
-        columns: The column of each quantity, from 0.
-        constants: Values that hold for every row.
-        ambiguous: The problem with each constant that the text states with two values.
-        notes: Problems with its columns, in words.
+    ``columns`` has the column of each quantity, from 0. ``constants`` hold for every row, ``ambiguous`` has the problem
+    with each that the text states with two values, ``notes`` those with columns.
     """
 
     title: str

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfscope.errors import SourceError
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.file_names import parse_file_name
+from perfscope.sources.joblog.files import parse_file_name
 from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole, ignore_line
 from perfscope.sources.joblog.moments import MomentsBuilder
 from perfscope.sources.joblog.records import RecordSeries

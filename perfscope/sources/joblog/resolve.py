@@ -36,11 +36,8 @@ class Resolved(msgspec.Struct, frozen=True, eq=False):
         rows: The places of those that are no copies.
         attempt: 0 before the first restart, 1 after it and so on.
         disturbed: What happened before each.
-        copies: How many records repeat another rank's.
-        redone: Iterations that were done again after a restart.
         gaps: How often how many iterations lie between two records.
         interval: The gap that occurs most often, of several the smallest; 1 without any.
-        last: Number of the last iteration.
         unnumbered_ranks: How many labels are in front of records without a number.
         mixture: Why the records cannot be of one job; None where they can.
     """

@@ -90,10 +90,7 @@ _GROUP_HEADINGS = re.compile(
 class ColumnMeaning:
     """What a column states; the quantity is None for anything else.
 
-    Attributes:
-        unit: The unit in the parentheses of its heading, in lower case; empty without one.
-        is_label: Its cells name the row.
-        is_group: Rows that differ in it have no common baseline.
+    ``unit`` is in the parentheses of its heading, in lower case. Rows that differ in a group have no common baseline.
     """
 
     quantity: Quantity | None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.sources.joblog.file_names import parse_file_name
+from perfscope.sources.joblog.files import parse_file_name
 
 
 @pytest.mark.parametrize(

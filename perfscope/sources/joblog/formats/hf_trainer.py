@@ -54,13 +54,10 @@ _PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """What is collected over the lines of one run.
+    """What is collected over the lines of one run; run time and speeds are those of the slowest node.
 
     Attributes:
-        bars: The progress bars without a name.
         imitates: Another framework prints the Trainer's lines.
-        runtime_s, samples_per_s, steps_per_s: Of the slowest node.
-        mean_loss: Of the run; the others are of the dictionaries.
         begin: The step of the last start; None where no line states a start.
         epochs: The first two that differ, of the dictionaries.
         is_short: Figures are printed with four digits, as transformers 5 does.
