@@ -27,8 +27,8 @@ _CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 class ReportBlock:
     """One generated block, and where its content begins and ends in the text.
 
-    ``words`` are its command without ``perfscope``, ``sections`` the titles that it selects, or none for all, ``level`` is
-    the level of the heading above it, 0 without one.
+    ``words`` are its command without ``perfscope``, ``sections`` the titles that it selects, none for all.
+    ``level`` is the level of the heading above it, 0 without one.
     """
 
     line: int
