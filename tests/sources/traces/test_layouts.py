@@ -30,7 +30,6 @@ from tests.sources.traces.making import (
     in_microseconds,
     kernel,
     kineto,
-    one_line,
     span,
     step,
     write,
@@ -135,19 +134,6 @@ def identity(event: Event) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("layouts")
-
-
-def test_an_event_behind_a_border_and_nested_objects_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one line an object in a list of arguments looks like an event; what follows must not be taken for its tail."""
-    nested = {"nested": [{"ph": "X", "cat": "kernel"}, {"a": [1, {"b": "}"}]}]}
-    events = [kernel("k", 0, 5), span("gpu_user_annotation", "{", 7, 9, args=nested), copy("last", 10, 15, bytes=7)]
-    path = write(tmp_path / "rank0.json", events, one_line)
-    for size in range(40, 120):
-        monkeypatch.setattr(inflate, "READ_BYTES", size)
-        monkeypatch.setattr(trace, "_HEAD_BYTES", size)
-        assert len(read_trace(path).device) == 2, size
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

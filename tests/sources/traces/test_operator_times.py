@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -64,13 +63,6 @@ def test_every_layout_and_every_length_of_a_time_gives_the_same_moments(
     assert moments(path, BASIC_EVENTS | Events.OPERATORS) == expected
 
 
-@pytest.mark.parametrize("trace", ["single/rank0.pt.trace.json.gz", "ddp4/rank1.pt.trace.json.gz"])
-def test_real_traces_have_the_same_moments_with_and_without_their_operators(trace: str) -> None:
-    alone = moments(TRACES / trace, BASIC_EVENTS | Events.OPERATOR_TIMES)
-    assert len(alone) > 100
-    assert alone == moments(TRACES / trace, BASIC_EVENTS | Events.OPERATORS)
-
-
 @pytest.mark.parametrize("run", ["ddp_gpu_bound", "host_bound"])
 def test_operators_that_may_wait_are_the_same_with_and_without_all_operators(run: str) -> None:
     path = sorted((ROOT / "fixtures" / "light" / run / "traces").glob("*.gz"))[0]
@@ -82,19 +74,3 @@ def test_operators_that_may_wait_are_the_same_with_and_without_all_operators(run
         for of in (quick, whole)
     ]
     assert rows[0] == rows[1] != []
-
-
-@pytest.mark.parametrize("end", [0.4, 0.7])
-def test_of_a_trace_that_is_cut_off_the_operators_before_the_cut_count(tmp_path: Path, end: float) -> None:
-    events = [
-        kernel("gemm", 0, 10),
-        *(span("cpu_op", "aten::mm", 100 * start, 100 * start + 50) for start in range(50)),
-    ]
-    path = write(tmp_path / "rank0.json", events)
-    text = path.read_bytes()
-    path.write_bytes(text[: int(end * len(text))])
-    trace = read_trace(path, BASIC_EVENTS | Events.OPERATOR_TIMES)
-    assert trace.damage
-    assert trace.in_operators is not None
-    assert 10 < len(trace.in_operators) < 50
-    assert np.array_equal(trace.in_operators.start_ns, 100 * np.arange(len(trace.in_operators)))
