@@ -1,11 +1,7 @@
-"""Knows communication that states no metadata by the annotation around its launch.
+"""Knows collectives on copy engines, as FSDP2 gathers with symmetric memory, by the annotations around their launches.
 
-Older profilers state nothing of a collective. Its kernel's name tells the operation, but for exchanges: NCCL sends and
-receives them with the same kernel as the transfers of a pipeline. PyTorch's annotation around the launch tells them
-apart: ``nccl:all_to_all``, where a transfer has ``nccl:send``, ``nccl:recv`` or ``nccl:coalesced``.
-
-A collective on copy engines, as FSDP2 gathers with symmetric memory, has no kernel. Its copies are launched inside the
-annotation of the collective, as those are that a collective makes besides its kernel.
+They have no kernel. Their copies are launched inside the annotation of the collective, as those are that a collective
+makes besides its kernel.
 """
 
 from __future__ import annotations
@@ -16,31 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.tables.columns import Int64
-from perfscope.tables.trace import ABSENT, Collective, Trace, Work, distinct, span_at
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
-_TRANSFERS = re.compile(r"send_?recv", re.IGNORECASE)
 _COLLECTIVE = re.compile(r"^(?:nccl2?|rccl|xccl):")
 _ON_DEVICE = re.compile("DtoD")
-_EXCHANGE = re.compile(r"^(?:nccl2?|rccl):all_?to_?all", re.IGNORECASE)
-_NAMED = Collective(operation="all_to_all", group="", group_size=None, dtype="", in_elements=None, out_elements=None,
-                    sequence=None, peer=None)  # fmt: skip
-
-
-def name_exchanges(trace: Trace) -> Trace:
-    """A trace in which exchanges without metadata are called so."""
-    names, marks = trace.named(_TRANSFERS), trace.named(_EXCHANGE)
-    if not names.any() or not marks.any():
-        return trace
-    device = trace.device
-    rows = np.flatnonzero(names[device.name] & (device.collective == ABSENT) & device.is_work(Work.COMMUNICATION))
-    launch = trace.launch[rows]
-    rows, launch = rows[launch != ABSENT], launch[launch != ABSENT]
-    inside = _mark_of(trace, launch, np.flatnonzero(marks[trace.annotations.name])) != ABSENT
-    if not inside.any():
-        return trace
-    collective = device.collective.copy()
-    collective[rows[inside]] = len(trace.collectives)
-    return replace(trace, device=replace(device, collective=collective), collectives=(*trace.collectives, _NAMED))
 
 
 def find_copied_collectives(trace: Trace) -> Trace:

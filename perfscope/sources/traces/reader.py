@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
-from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
+from perfscope.sources.traces.annotated_calls import find_copied_collectives
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
@@ -252,7 +252,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         damage=(*content.damage, *dropped),
     )
     trace = trace if trace.host else msgspec.structs.replace(trace, host=_host_in_name(trace))
-    return find_copied_collectives(name_exchanges(trace))
+    return find_copied_collectives(trace)
 
 
 def _host_in_name(trace: Trace) -> str:

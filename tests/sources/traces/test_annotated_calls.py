@@ -1,65 +1,14 @@
-"""Exchanges of old profilers, which state no metadata, by the annotation around their launch."""
+"""Collectives on copy engines are known by the annotations around their launches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfscope.analyzers import collectives
-from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Work
 from tests.sources.traces.making import Event, call, copy, distributed, kernel, span, write
-
-KERNEL = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
-AUTOGRAD = 101
-
-
-def exchange(place: int, start: int, end: int, mark: str = "nccl:all_to_all", mark_thread: int = 100) -> list[Event]:
-    """An exchange that is launched inside an annotation; times in nanoseconds."""
-    at = 1_000 * place
-    return [
-        span("user_annotation", mark, at, at + 500, tid=mark_thread),
-        call("cudaLaunchKernel", at + 100, at + 200, launch=place),
-        kernel(KERNEL, start, end, launch=place, stream=20),
-    ]
-
-
-def partials(folder: Path, *ranks: Sequence[Event]) -> Any:
-    return [
-        collectives.measure(
-            read_trace(write(folder / f"rank{rank}.json", list(events), **distributed(rank, len(ranks))))
-        )
-        for rank, events in enumerate(ranks)
-    ]
-
-
-@pytest.mark.parametrize("mark", ["nccl:all_to_all", "nccl2:all_to_all"])
-def test_who_came_last_to_an_exchange_without_metadata_is_named(mark: str, tmp_path: Path) -> None:
-    """All ranks leave at 900 us; rank 1 came 700 us after the others."""
-    late = 100_000, 800_000, 100_000
-    ranks = [exchange(place, start, 900_000, mark) for place, start in enumerate(late)]
-    found = stragglers.analyze(partials(tmp_path, *ranks))
-    assert found.straggler == 1
-    (group,) = found.groups
-    assert not group.pipeline
-    assert group.slowest.caused == 700_000
-    entries: Any = collectives.analyze(partials(tmp_path, *ranks)).data()
-    assert [entry["operation"] for entry in entries["operations"]] == ["all_to_all"]
-
-
-@pytest.mark.parametrize(
-    ("mark", "thread"),
-    [("nccl:send", 100), ("nccl:coalesced", 100), ("nccl:all_to_all", AUTOGRAD), ("## all2all ##", 100)],
-)
-def test_other_transfers_stay_what_they_were(mark: str, thread: int, tmp_path: Path) -> None:
-    path = write(tmp_path / "rank0.json", exchange(0, 100_000, 900_000, mark, thread))
-    trace = read_trace(path)
-    assert trace.collectives == ()
-    assert trace.device.collective.tolist() == [-1]
 
 
 def gather(mark: str, *launched: Event) -> list[Event]:
