@@ -13,11 +13,11 @@ from itertools import chain
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
-from perfscope.sources.traces.annotated_calls import find_copied_collectives
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
@@ -32,8 +32,9 @@ from perfscope.sources.traces.records import (
 from perfscope.sources.traces.scan import Scanner, find_layout, kind_of_event
 from perfscope.sources.traces.step_marks import mark_steps
 from perfscope.sources.traces.stream import FAILURES, DoesNotFit, EventStream, chunks, repair
+from perfscope.tables.columns import Int64
 from perfscope.tables.products import Products
-from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
+from perfscope.tables.trace import ABSENT, ALL_EVENTS, Events, ProcessGroup, Trace, Work, distinct, span_at
 from perfscope.wire import LIGHT, TRACE_METADATA
 from perfscope.wire.traces import MERGED_MARK, TraceMetadata, file_name
 
@@ -50,6 +51,8 @@ _OF_TORCH = re.compile(
 )
 _EVENT_OR_END = re.compile(rb"\s*(?:[{\]]|\Z)")
 _PHASE = re.compile(rb'"ph"\s*:\s*"[XBEbe]"')
+_COLLECTIVE = re.compile(r"^(?:nccl2?|rccl|xccl):")
+_ON_DEVICE = re.compile("DtoD")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
 _ABSENT = msgspec.Raw(b"")
@@ -252,7 +255,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         damage=(*content.damage, *dropped),
     )
     trace = trace if trace.host else msgspec.structs.replace(trace, host=_host_in_name(trace))
-    return find_copied_collectives(trace)
+    return _find_copied_collectives(trace)
 
 
 def _host_in_name(trace: Trace) -> str:
@@ -292,3 +295,37 @@ def _groups(info: DistributedInfo, columns: Columns) -> dict[str, ProcessGroup]:
             members = stated or tuple(int(text) for text in re.findall(r"\d+", ranks) if "..." not in ranks)
             groups[name] = ProcessGroup(name, description, size or len(members), members)
     return groups
+
+
+def _find_copied_collectives(trace: Trace) -> Trace:
+    """A trace in which copies on the device communicate where a collective launched them, and no kernel.
+
+    Collectives on copy engines, as FSDP2 gathers with symmetric memory, have none. Their copies are launched inside the
+    annotation of the collective, as those are that a collective makes besides its kernel.
+    """
+    copies, marks = trace.named(_ON_DEVICE), trace.named(_COLLECTIVE)
+    if not copies.any() or not marks.any() or trace.world_size == 1:
+        return trace
+    device = trace.device
+    is_copy = copies[device.name] & device.is_work(Work.COPY)
+    rows = np.flatnonzero((is_copy | device.is_work(Work.COMMUNICATION, Work.FUSED)) & (trace.launch != ABSENT))
+    mark = _mark_of(trace, trace.launch[rows], np.flatnonzero(marks[trace.annotations.name]))
+    with_kernels = mark[~is_copy[rows]]
+    communicates = is_copy[rows] & (mark != ABSENT) & ~np.isin(mark, with_kernels)
+    if not communicates.any():
+        return trace
+    work = device.work.copy()
+    work[rows[communicates]] = Work.COMMUNICATION
+    return msgspec.structs.replace(trace, device=msgspec.structs.replace(device, work=work))
+
+
+def _mark_of(trace: Trace, launch: Int64, marks: Int64) -> Int64:
+    """For each launch which of some annotations of its own thread covers it, or ABSENT."""
+    found = np.full(len(launch), ABSENT, np.int64)
+    threads = trace.calls.thread[launch]
+    for thread in distinct(threads):
+        of_thread = marks[trace.annotations.thread[marks] == thread]
+        mine = threads == thread
+        span = span_at(trace.annotations.take(of_thread), trace.calls.start_ns[launch[mine]])
+        found[mine] = np.append(of_thread, ABSENT)[span]
+    return found
