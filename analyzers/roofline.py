@@ -102,7 +102,7 @@ def _owners(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
     launch = trace.launch[rows]
     launched = np.flatnonzero(launch != ABSENT)
     calls = launch[launched]
-    around = counted.around(trace.calls.start_ns[calls], trace.calls.thread[calls])
+    around = counted.nesting.innermost(trace.calls.start_ns[calls], trace.calls.thread[calls])
     is_counted = around != ABSENT
     owner[launched[is_counted]] = counted.rows[around[is_counted]]
     flops = np.full(len(trace.operators) + 1, ABSENT, np.int64)

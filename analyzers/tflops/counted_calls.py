@@ -15,7 +15,7 @@ import numpy as np
 from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.operator_details import OperatorInputs, TensorInput
+from perfscope.tables.operator_details import TensorInput
 from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import ABSENT, Trace, Work
@@ -108,9 +108,6 @@ def add_up(values: Int64, parent: Sequence[int]) -> Int64:
     return totals
 
 
-_ATEN = "aten::"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedOperators:
     """The operators that count: their rows in ``Trace.operators``, the operations of each, and their nesting."""
@@ -118,16 +115,6 @@ class CountedOperators:
     rows: Int64
     flops: Int64
     nesting: Nesting
-
-    def around(self, moments_ns: Int64, threads: Int64) -> Int64:
-        """For each moment of a thread the row in ``rows`` of the counted operator around it, or ABSENT."""
-        return self.nesting.innermost(moments_ns, threads)
-
-
-def to_product(name: str, inputs: OperatorInputs) -> Product:
-    """An operator as the rules take it."""
-    shapes = tuple(operand.shape if isinstance(operand, TensorInput) else () for operand in inputs.operands)
-    return Product(name.removeprefix(_ATEN), shapes, inputs.kinds, inputs.values)
 
 
 def count_operators(trace: Trace) -> CountedOperators:
@@ -161,7 +148,10 @@ def _count_each(trace: Trace) -> Int64:
     for place, key in enumerate(values.tolist()):
         name, number = divmod(key, len(distinct_inputs) + 1)
         if number:
-            count = count_flops(to_product(trace.names[name], distinct_inputs[number - 1]))
+            inputs = distinct_inputs[number - 1]
+            shapes = tuple(operand.shape if isinstance(operand, TensorInput) else () for operand in inputs.operands)
+            operator = trace.names[name].removeprefix("aten::")
+            count = count_flops(Product(operator, shapes, inputs.kinds, inputs.values))
             flops[place] = _UNKNOWN if count is None else count
     return flops[inverse]
 

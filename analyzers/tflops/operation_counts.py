@@ -17,7 +17,7 @@ from perfscope.analyzers.tflops.operator_rules import FIRST_IS_ADDED
 from perfscope.analyzers.tflops.repeats import IS_ATTENTION, Repeats, find_repeats
 from perfscope.constants import KILO
 from perfscope.tables.kernel_precision import element_precision, product_precision
-from perfscope.tables.products import Product, Products
+from perfscope.tables.products import Products
 from perfscope.tables.trace import Trace, Work
 
 #: PyTorch calls the one inside the other.
@@ -98,7 +98,8 @@ def count_operations(trace: Trace, products: Products) -> TracedOperations | Non
         operator = _SHOWN_AS.get(product.operator, product.operator)
         calls, total = by_operator.get(operator, (0.0, 0.0))
         by_operator[operator] = calls + runs / in_a_step, total + flops / in_a_step
-        precision = _operand_precision(product)
+        is_first_skipped = product.operator in FIRST_IS_ADDED or _BACKWARD in product.operator
+        precision = element_precision(next(iter(product.elements[is_first_skipped:]), ""))
         by_precision[precision] = by_precision.get(precision, 0.0) + flops / in_a_step
 
     def share(part_ns: int) -> float | None:
@@ -123,11 +124,6 @@ def count_operations(trace: Trace, products: Products) -> TracedOperations | Non
         replays=counted.replays,
         replays_share=share(counted.replays_ns),
     )
-
-
-def _operand_precision(product: Product) -> str:
-    skipped = 1 if product.operator in FIRST_IS_ADDED or _BACKWARD in product.operator else 0
-    return element_precision(next(iter(product.elements[skipped:]), ""))
 
 
 def _time_products(trace: Trace) -> dict[str, int]:

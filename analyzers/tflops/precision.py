@@ -105,13 +105,10 @@ def read_signs(model: Model) -> tuple[str | None, str]:
         if signs.float32 is None:
             return None, "the products are of fp32, and whether they are multiplied as TF32 was not recorded"
         return signs.float32, f"{source}, and PyTorch's setting for fp32"
-    return dtype, source or _describe_silence(model)
-
-
-def _describe_silence(model: Model) -> str:
-    if model.weights_dtype is None:
-        return "no rank recorded it"
-    return f"the parameters are {model.weights_dtype}, but what they are cast to for a product was not seen"
+    if not source and model.weights_dtype is None:
+        return None, "no rank recorded it"
+    unseen = f"the parameters are {model.weights_dtype}, but what they are cast to for a product was not seen"
+    return dtype, source or unseen
 
 
 class _Shown(NamedTuple):

@@ -159,7 +159,10 @@ def _find_peak(
     if run.stated.peak_tflops is not None:
         return run.stated.peak_tflops, (f"Peak: {run.stated.peak_tflops:g} TFLOP/s, given as --peak.",)
     if gpu is None:
-        return None, (f"No MFU: {_describe_missing_gpu(devices)}.",)
+        reason = f"the GPUs differ: {', '.join(devices)}" if devices else "the run had no GPU"
+        if len(devices) == 1:
+            reason = f"{describe_unlisted(devices[0])}; --peak states it"
+        return None, (f"No MFU: {reason}.",)
     if not precision.by_type:
         return None, (f"No MFU: {precision.evidence}. {HOW_TO_TELL}.",)
     peak = peak_of(gpu, precision.by_type)
@@ -174,14 +177,6 @@ def _find_peak(
         f"Peak of {gpu.name} in this mixture: {peak:.1f} TFLOP/s, the rate at which it does these operations at its "
         f"dense peaks of {parts} ({gpu.source}).",
     )
-
-
-def _describe_missing_gpu(devices: Sequence[str]) -> str:
-    if not devices:
-        return "the run had no GPU"
-    if len(devices) > 1:
-        return f"the GPUs differ: {', '.join(devices)}"
-    return f"{describe_unlisted(devices[0])}; --peak states it"
 
 
 class Recomputation(NamedTuple):

@@ -91,11 +91,6 @@ class SimulatedStep(Struct, frozen=True):
     peak_in_flight: tuple[Fraction, ...]
 
     @property
-    def section_ns(self) -> Fraction:
-        """From the first forward pass to the end of the last backward pass."""
-        return Fraction(self.timeline.section, self.ticks_per_ns)
-
-    @property
     def period_ns(self) -> Fraction:
         """The longest time of one stage from its first to its last pass."""
         return Fraction(self.timeline.period, self.ticks_per_ns)
