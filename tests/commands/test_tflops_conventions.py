@@ -102,8 +102,3 @@ def test_bad_input_is_one_clear_line(words: tuple[object, ...], said: str) -> No
     line = refused("tflops", *(str(word) for word in words))
     assert said in line
     assert line.count("\n") <= 2
-
-
-def test_the_number_format_picks_the_peak() -> None:
-    bf16, fp8 = (answer(*LLAMA, "--gpu", "h200-sxm", "--dtype", dtype) for dtype in ("bf16", "fp8"))
-    assert by_name(bf16)["6n"]["mfu"] == pytest.approx(2 * by_name(fp8)["6n"]["mfu"], rel=1e-3)

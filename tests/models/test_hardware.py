@@ -34,12 +34,9 @@ def test_peaks_are_the_dense_ones(name: str, tflops: float) -> None:
     ("name", "gpu"),
     [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H200", "h200-sxm"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("Tesla V100-SXM2-32GB", "v100-32"),
         ("AMD Instinct MI300X", "mi300x"),
         ("H100_SXM", "h100-sxm"),
-        ("V100-32GB", "v100-32"),
         ("b200", "b200-sxm"),
     ],
 )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 from torch.profiler import profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -87,27 +86,6 @@ def test_a_grouped_convolution_is_that_of_its_groups(
     group = training(single, batch, channels // groups, *size)
     counted = counted_in_trace(training(network, *image), tmp_path / "rank0.json")
     assert counted.flops_per_step == groups * counted_by_pytorch(group)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_fused_attention_has_the_operations_of_its_two_products(is_causal: bool, tmp_path: Path) -> None:
-    """PyTorch's counter does not know the fused kernel of CPUs: it counts the products that it stands for."""
-    operands = [torch.randn(2, 4, length, 8, requires_grad=True) for length in (16, 24, 24)]
-
-    def fused() -> None:
-        attention(*operands, is_causal=is_causal).sum().backward()
-
-    def written_out() -> None:
-        query, key, value = operands
-        ((query @ key.mT).softmax(-1) @ value).sum().backward()
-
-    counted = counted_in_trace(fused, tmp_path / "rank0.json")
-    assert counted.flops_per_step == counted_by_pytorch(written_out)
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Tensor:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
 B, S, H, D = 2, 32, 4, 16

@@ -22,16 +22,6 @@ VECTORS: dict[tuple[str, int], dict[str, float]] = {
         "torchtitan_since_may_2026": 1.0764e12,
         "palm": 1.0764e12,
     },
-    ("megatron-22b", 2048): {
-        "6n": 1.3235e11,
-        "bigscience": 1.7646e11,
-        "megatron_paper none": 1.3960e11,
-        "megatron_paper": 1.8550e11,
-        "megatron_core": 1.3597e11,
-        "torchtitan": 1.3959e11 - 6 * 51200 * 6144,
-        "torchtitan_since_may_2026": 1.3959e11,
-        "palm": 1.3959e11,
-    },
     ("llama3-8b", 8192): {
         "6n": 4.818e10,
         "bigscience": 6.424e10,
@@ -69,32 +59,10 @@ def test_llama_differs_by_27_percent_between_6n_and_palm() -> None:
     assert any("26.7%" in line for line in document["explanation"])
 
 
-def test_the_papers_forms_are_its_closed_forms() -> None:
-    """``96 L h^2 (1 + s/6h + V/16Lh)`` and the like, in floating point, on dimensions that are no model's."""
-    layers, hidden, seq_len, vocabulary = 10, 512, 256, 1024
-    words = (
-        "tflops",
-        "--model",
-        f"layers={layers},hidden={hidden},heads=8,vocab={vocabulary}",
-        "--seq-len",
-        seq_len,
-    )
-    shared = 1 + seq_len / (6 * hidden)
-    expected = {
-        "full": 96 * layers * hidden**2 * (shared + vocabulary / (16 * layers * hidden)),
-        "none": 72 * layers * hidden**2 * (shared + vocabulary / (12 * layers * hidden)),
-    }
-    expected["selective"] = expected["none"] + 4 * layers * seq_len * hidden
-    for form, operations in expected.items():
-        document = answer(*words, "--gbs", 1, "--time", 1, "--checkpointing", form)
-        assert by_name(document)["megatron_paper"]["flops_per_token"] == pytest.approx(operations)
-
-
 #: torchtitan 1ea476e (2024-04-24), docs/performance.md, 64 A100: model, sequence length, tokens/s a GPU, MFU in %.
 TORCHTITAN_TABLES = [
     ("llama3-8b", 8192, 2904, 56.8),
     ("llama3-70b", 8192, 331, 51.7),
-    ("llama2-13b", 4096, 2162, 61.1),
 ]
 
 
