@@ -1,8 +1,8 @@
 """In which data types a run multiplies, and the peak of a GPU in that mixture.
 
 The parameters' type is no evidence: autocast, FSDP's mixed precision and fp8 layers cast them. The best evidence is
-what the user states; then traces: types of the operators' inputs, else names of kernels; then the forward pass that
-the hooks saw, autocast, and the configuration.
+what the user states. The traces come next: types of the operators' inputs, else names of kernels. The last is what the
+hooks recorded: the forward pass, autocast, the configuration.
 
 With operations F_p in data type p and dense peaks P_p, the peak of the mixture is sum F_p / sum (F_p / P_p). By kernels
 alone, F_p is their time times P_p: as if all of them used the same share of their peaks.

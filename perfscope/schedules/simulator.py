@@ -1,8 +1,8 @@
 """When each pass of a pipeline runs: an event simulation of a plan, with the time of every pass.
 
 A block starts when its device is free and its inputs have arrived. A forward pass needs the one of the previous stage,
-a backward pass its own forward pass and the backward pass of the next stage, a weight gradient its input gradient.
-Times are integers in a common unit, so that every sum is exact.
+a backward pass its own forward pass and the backward pass of the next stage. A weight gradient needs its input
+gradient. Times are integers in a common unit, so that every sum is exact.
 """
 
 from __future__ import annotations
