@@ -21,14 +21,10 @@ PAGES = ROOT / "docs" / "findings"
 SOURCES = sorted((ROOT / "analyzers" / "findings").glob("*.py"))
 MOST_LINES = 10
 RUNS = [
-    "findings/h200/item",
-    "findings/h200/unpinned",
     "findings/h200/optimizer_loop",
     "findings/h200/batch_too_small",
-    "findings/cpu/straggler_data",
     "findings/cpu/pipeline_uneven",
     "whatif/slow_gpu",
-    "runs/h200_megatron_tp2",
     "runs/h200_zero3",
 ]
 #: Words in the advice for the Trainer that are options of other things,
