@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perfscope.analyzers.whatif.critical_path import find_critical_path
+from perfscope.analyzers.whatif import find_critical_path
 from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.replay import JobReplay, measured_ends, measured_times, span_of_steps
 from perfscope.errors import MissingInput
