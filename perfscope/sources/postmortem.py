@@ -211,7 +211,6 @@ def find_training_stack(stacks: list[ThreadStack], thread: str | None) -> Thread
     return named or (stacks[-1] if stacks else None)
 
 
-_TAIL_BYTES = 65536
 _DUMP_NAME = re.compile(r"(?:.*\D)?(\d+)(?:\.(?:pickle|pkl|json))?")
 _decode_incident = msgspec.json.Decoder(incidents.IncidentRecord).decode
 #: What faulthandler writes at a fatal signal.
@@ -320,7 +319,7 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
     open_stalls = [record for record in stalls if record.number not in resumed]
     # A stall that lasts shows all ranks in the same moment; what fails because of it does so one after the other.
     # One that was over says nothing about how a process ended badly later.
-    has_ended = b'"kind":"end"' in _tail(folder / wire.EVENTS_FILE)
+    has_ended = '"kind":"end"' in _read_text(folder / wire.EVENTS_FILE)
     is_code_unknown = death is not None and death.exit_code is None and death.signal is None
     has_ended_well = death is None or death.exit_code == 0 or (is_code_unknown and has_ended and failure is None)
     last_stall = stalls[-1] if stalls and has_ended_well else None
@@ -424,18 +423,10 @@ def _read_text(path: Path) -> str:
 
 
 def _last_step(folder: Path) -> int:
-    for line in reversed(_tail(folder / wire.STEPS_FILE).splitlines()):
+    for line in reversed(_read_text(folder / wire.STEPS_FILE).splitlines()):
         try:
             return int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     steps = read_step_columns(folder, damage=[]).whole("step")  # the last lines were just put aside
     return int(steps[-1]) if len(steps) else 0
-
-
-def _tail(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return file.read()
