@@ -1,17 +1,10 @@
 """Where the host's time went, from a trace of a run on CPUs: operators, communication, data loading and the rest.
 
-A moment is *compute* where any thread is inside an operator that computes. It is *communication* where a collective is
-in flight (``gloo:``, ``c10d::``) or a thread calls another worker (``rpc_sync#``, the distributed backward pass).
-Communication is exposed where no operator computes meanwhile. A moment is *data loading* where a loader fetches and
-neither of the two goes on. The rest is *other*: time outside of operators. Compute, exposed communication, exposed data
-loading and other add up to the window exactly. In a trace with GPU events the device's time is the answer instead.
-
-The engine's wrappers (``autograd::engine::evaluate_function``) are not compute: a thread waits inside them for
-gradients to be reduced.
-
-Time outside of operators is split by the Python frames of the trace, which torch.profiler records with
-``with_stack=True``. The innermost frame at a moment says what the thread does. A built-in function, such as ``sleep``,
-is named together with the Python function that called it.
+A moment is *compute* where any thread is inside an operator that computes; the engine's wrappers do not, because a
+thread waits inside them for gradients. It is *communication* where a collective is in flight or a thread calls another
+worker, exposed where no operator computes meanwhile. It is *data loading* where a loader fetches and neither of the two
+goes on. The rest is *other*, outside of operators, split by the innermost Python frame, where stacks were recorded. The
+parts add up to the window exactly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The time of every module of the model, forward, backward, recomputed, in the optimizer, and exchanged.
 
-The modules of a rank are a tree, in which equal siblings with numbers fold: ``blocks.0`` to ``blocks.11``. A module's
-parent is the module whose path is the beginning of its own. Without one, as for the first module below the root, the
-parent is the module around its first forward. Siblings whose last name is a number fold where all modules inside them
-have the same names, calls, kernels and operations.
+The modules of a rank are a tree. A module's parent is the module whose path is the beginning of its own, else the one
+around its first forward. Siblings whose last name is a number fold where all modules inside them have the same names,
+calls, kernels and operations: ``blocks.0`` to ``blocks.11``.
 
 A launch inside the mark of a module's forward (``nn.Module: PATH``) belongs to the innermost marked module. A launch of
 the backward pass is inside a node of autograd, and belongs to the module of the operator that made the node: it has the

@@ -2,10 +2,9 @@
 
 A rank's step lasts from one step boundary to the next, without checkpoint saves and validation. The job's step lasts
 from its latest begin on a rank to its latest end. The step time is the mean of the undisturbed steps, and throughput is
-the work of a step over it. The median is given as the typical step. Disturbed steps are reported separately, because
-they cost more than training does, or less where a save waited for the device. They are the first steps, profiled steps
-and their warm-up, the step after an export, and steps with a checkpoint save or validation. So are the steps after a
-window that slowed them. Fewer than five undisturbed steps give no figure.
+the work of a step over it. Disturbed are the first steps, profiled steps and their warm-up, the step after an export,
+and steps with a checkpoint save or validation. So are the steps after a window that slowed them. Fewer than five
+undisturbed steps give no figure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The value of a pickle in inert form: no module is imported, no name is looked up and no function is called.
 
 The opcodes for numbers, texts, tuples and the memo are those of the standard library's unpickler in Python. All opcodes
-that name, call or fill something are replaced, and those that are not named here are refused. A call of a function
-becomes a Call, a class its name, the storage of a tensor a PersistentId. So a file from an untrusted source can be
-read, and the functions that loading it would call can be listed.
+that name, call or fill something are replaced, and others are refused. So a file from an untrusted source can be read,
+and the functions that loading it would call can be listed.
 
 The unpickler in C is not used, with ``find_class`` or without. Eight bytes make it fill 64 GB for its memo, it hashes
 deep tuples until its stack overflows, and it looks up what ``copyreg`` has registered.
