@@ -10,8 +10,8 @@ from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.units import format_count
 
 _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)
-#: Steps on a host that others use, too, pause by chance for up to this share of the loop.
-_WITHOUT_RHYTHM = 0.05
+#: Without a rhythm steps pause by chance for up to this share of the loop, on a host that others use, too.
+_BY_CHANCE = 0.05
 #: What the host did in a pause, and what to try.
 _REASONS = {
     HostPart.NO_PROCESSOR: (
@@ -71,7 +71,7 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
         if loop.pauses.host is not None:
             reason, advice = _REASONS.get(loop.pauses.host, _SLEEP)
         evidence = fact(f"{loop.pauses.in_words}{reason}.", "/loop/pauses", "s steps")
-    elif between_ns > _WITHOUT_RHYTHM * loop.loop_ns and not training.has_device:
+    elif between_ns > _BY_CHANCE * loop.loop_ns and not training.has_device:
         lost_ns = between_ns
         evidence = fact(f"{between_ns / NS_PER_S:.2f} s between steps have no known cause.", "/loop", "parts")
     else:
@@ -83,15 +83,19 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
 def _lost_ns(training: TracedRun, loop: Loop) -> int:
     """What pauses cost, without that for which a late rank is named; 0 where it may be chance.
 
-    A host runs ahead of its device after a start: where it then waits for the device's usual step, it does not pause.
+    A host that runs ahead waits for its device in some steps. The loop loses no more than what it takes beyond the
+    device's work, which the profiled steps tell to a few per cent.
     """
     pauses, late = loop.pauses, training.results.late_ranks
     if pauses is None:
         return 0
     late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
-    ahead_ns = max(int((training.step_us or 0) * NS_PER_US) - pauses.usual_ns, 0) if training.has_device else 0
-    lost_ns = pauses.lost_ns - late_ns - len(pauses.steps) * ahead_ns
-    return lost_ns if pauses.period is not None or lost_ns > _WITHOUT_RHYTHM * loop.loop_ns else 0
+    lost_ns, least = pauses.lost_ns - late_ns, _BY_CHANCE
+    if training.has_device:
+        lost_ns = min(lost_ns, loop.loop_ns - int(loop.steps * training.busy_us * NS_PER_US))
+    elif pauses.period is not None:
+        least = 0.0
+    return lost_ns if lost_ns > least * loop.loop_ns else 0
 
 
 RULES = (

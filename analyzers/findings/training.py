@@ -222,9 +222,13 @@ class TracedRun:
         """The median undisturbed step, or what the device does in one; without records the mean profiled one."""
         return self._longest_us(self.results.steps.median_s if self.results.steps else None) or self.step_us or 0.0
 
+    @cached_property
+    def busy_us(self) -> float:
+        """How long the busiest device computes and copies in a profiled step; 0 without a device."""
+        return max((_busy_ns(device) / NS_PER_US for device in self.devices), default=0.0)
+
     def _longest_us(self, step_s: float | None) -> float | None:
-        busy_ns = (_busy_ns(device) for device in self.devices)
-        return max(step_s * US_PER_S, *(ns / NS_PER_US for ns in busy_ns), 0.0) if step_s else None
+        return max(step_s * US_PER_S, self.busy_us) if step_s else None
 
     @property
     def base_us(self) -> float | None:
