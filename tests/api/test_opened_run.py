@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 import perfscope
-from tests.api.inputs import all_inputs
 from tests.conftest import ROOT
 from tests.conftest import perfscope as command_line
 
@@ -19,6 +18,8 @@ FIXTURES = ROOT / "fixtures"
 UNPINNED = FIXTURES / "findings" / "h200" / "unpinned"
 ZERO1 = FIXTURES / "runs" / "h200_zero1"
 ONE_RANK_TRACES = FIXTURES / "traces" / "single"
+#: Every twelfth run or job of traces.
+INPUTS = sorted({path.parent for name in ("ranks", "*.json.gz") for path in FIXTURES.rglob(name)})[::12]
 
 
 def test_it_gives_what_the_command_line_gives() -> None:
@@ -54,7 +55,7 @@ def test_an_unknown_name_is_an_error_that_names_the_choices() -> None:
         perfscope.open(UNPINNED, only=["nothing"])
 
 
-@pytest.mark.parametrize("path", all_inputs()[::12], ids=lambda path: str(path.relative_to(FIXTURES)))
+@pytest.mark.parametrize("path", INPUTS, ids=lambda path: str(path.relative_to(FIXTURES)))
 def test_every_frame_is_a_table_or_says_why_not(path: Path) -> None:
     run = perfscope.open(path)
     for name in run.frames:

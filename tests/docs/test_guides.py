@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from perfscope.analyzers.whatif.scenarios import SCENARIOS
+from perfscope.bench.settings import OPTION_SETS
+from perfscope.cli import app
 from perfscope.errors import ExitCode
+from perfscope.workloads.strategies import STRATEGIES
 from tests.commands.report_cli import run
 from tests.conftest import ROOT, perfscope
 
@@ -111,3 +115,20 @@ def test_the_guide_names_every_scenario() -> None:
     table = text_of("whatif.md").partition("## Scenarios")[2].partition("\n\nWithout ")[0]
     named = {name.partition("=")[0] for name in re.findall(r"`([a-z-]+(?:=[^`]*)?)`", table)}
     assert named == {scenario.name for scenario in SCENARIOS}
+
+
+BENCH = text_of("bench.md")
+
+
+def test_the_table_names_every_strategy() -> None:
+    table = BENCH.partition("## Strategies")[2].partition("\n\nEach is one")[0]
+    named = set(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+    names = {name for cell in named for name in re.findall(r"`([a-z0-9-]+)`", cell)}
+    assert names | {"zero-1", "zero-2"} == set(STRATEGIES)  # `zero-0` to `zero-3`
+
+
+def test_every_option_that_it_names_exists() -> None:
+    command = typer.main.get_command(app).get_command(typer.Context(typer.main.get_command(app)), "bench")  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(re.findall(r"--[a-z][a-z-]+", BENCH.replace("srun -N 2", ""))) <= known
+    assert ",".join(OPTION_SETS) in BENCH
