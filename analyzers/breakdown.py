@@ -3,7 +3,7 @@
 The window of a step is from the first to the last event that was launched in it. Where steps are marked, a rank's row
 is the sum of its marked steps, and shares are of this sum. Otherwise it is the whole window, from the first to the last
 device event. ``results.breakdown.ranks`` gives the window in either case. Work in the window outside its marked steps
-is separate (``perfscope.analyzers.shared.marked_steps``). Compute is the time that any compute kernel covers.
+is separate (``perfscope.measures.marked_steps``). Compute is the time that any compute kernel covers.
 Communication and copies are counted the same way. Compute hides communication, and both hide copies; what is not hidden
 is *exposed*. The rest of the window is idle. ``overlap_fraction`` is the share of communication time during which
 compute runs; without communication there is no such number.
@@ -20,11 +20,11 @@ from typing import Annotated
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
-from perfscope.analyzers.shared.parts import COLUMNS, DeviceStep, Parts, split
-from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
+from perfscope.measures.marked_steps import Outside, common_steps, measure_outside, step_number
+from perfscope.measures.parts import COLUMNS, DeviceStep, Parts, split
+from perfscope.measures.rank_labels import rank_labels
 from perfscope.report import MOST_ROWS, Column, Section, long_table
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.trace import ABSENT, Trace, distinct

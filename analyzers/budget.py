@@ -21,12 +21,12 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.overlap import members_by_group
-from perfscope.analyzers.shared.idle_gaps import gaps_of_device
-from perfscope.analyzers.shared.intervals import covered, union
-from perfscope.analyzers.shared.marked_steps import step_number
-from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.measures.idle_gaps import gaps_of_device
+from perfscope.measures.intervals import covered, union
+from perfscope.measures.marked_steps import step_number
+from perfscope.measures.parts import CAUSES
 from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Float64, Int64

@@ -18,10 +18,10 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.host_activity import names_with, waits_for_device
-from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.host_activity import names_with, waits_for_device
+from perfscope.measures.idle_gaps import gaps_of_device
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64

@@ -1,7 +1,7 @@
 """How far the clocks of the ranks are apart, and how well that is known.
 
 Ranks of one host have one clock. Between hosts the ends of collectives give the offset of two clocks and its residual
-(``perfscope.analyzers.shared.clock_offsets``). The traces support no claim about times on two ranks that is finer than
+(``perfscope.measures.clock_offsets``). The traces support no claim about times on two ranks that is finer than
 the residual. Ranks that share no group with the reference are reached through other ranks, and their residuals add up.
 """
 
@@ -17,9 +17,9 @@ from msgspec import Struct
 from perfscope.analyzers.collectives.calls import EXCHANGES, SYNCHRONISING, OperationKind
 from perfscope.analyzers.collectives.matching import MatchedCalls, match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups
-from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.trace import ABSENT

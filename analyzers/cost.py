@@ -12,11 +12,11 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.statistics import median
-from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_s, profiled_steps
-from perfscope.analyzers.shared.window_effect import SMALLEST_EFFECT, Effect, WindowEffect
 from perfscope.constants import MB, MS_PER_S, NS_PER_S, US_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.statistics import median
+from perfscope.measures.step_selection import find_undisturbed, job_times_s, profiled_steps
+from perfscope.measures.window_effect import SMALLEST_EFFECT, Effect, WindowEffect
 from perfscope.report import Section, in_unit
 from perfscope.result import MS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run, Window

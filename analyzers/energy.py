@@ -13,14 +13,14 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.doubt import TOLERANCE
-from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
-from perfscope.analyzers.shared.rank_labels import rank_cell
-from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.doubt import TOLERANCE
+from perfscope.measures.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.measures.rank_labels import rank_cell
+from perfscope.measures.readings import PowerCurve, read_column
+from perfscope.measures.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import Bool, Int64

@@ -16,10 +16,10 @@ from typing import Annotated
 import numpy as np
 
 from perfscope import report
-from perfscope.analyzers.shared.parts import LifePart, Spent
 from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.constants import NS_PER_S, S_PER_HOUR
 from perfscope.errors import MissingInput
+from perfscope.measures.parts import LifePart, Spent
 from perfscope.report import Section, percent_of
 from perfscope.result import Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present

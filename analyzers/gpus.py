@@ -12,12 +12,12 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu, require_samples
-from perfscope.analyzers.shared.rank_labels import rank_cell
-from perfscope.analyzers.shared.readings import read_column
-from perfscope.analyzers.shared.statistics import maximum, mean
 from perfscope.constants import KIB, KILO, NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.gpu_steps import find_device_ranks, ranks_on_gpu, require_samples
+from perfscope.measures.rank_labels import rank_cell
+from perfscope.measures.readings import read_column
+from perfscope.measures.statistics import maximum, mean
 from perfscope.report import Section, in_unit
 from perfscope.result import GIGABYTES, Column, Doc, Figures, ResultList, Table
 from perfscope.tables.columns import Bool, Int64

@@ -16,10 +16,10 @@ from typing import Annotated
 import numpy as np
 
 from perfscope import report
-from perfscope.analyzers.shared.intervals import Intervals, covered, union
-from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.measures.intervals import Intervals, covered, union
+from perfscope.measures.nesting import Nesting
 from perfscope.report import MOST_ROWS, Cell, Section, long_table, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Bool, Int64

@@ -1,8 +1,8 @@
 """Why a device was idle: every gap in which nothing ran on it, split by what it was waiting for.
 
 A gap is split by what the host did in it. A synchronisation that ends 20 ms before the next launch causes its own time,
-and not these 20 ms. ``perfscope.analyzers.shared.idle_gaps`` has the causes and
-``perfscope.analyzers.shared.host_activity`` what the host did. The causes add up to the idle time of ``breakdown``
+and not these 20 ms. ``perfscope.measures.idle_gaps`` has the causes and
+``perfscope.measures.host_activity`` what the host did. The causes add up to the idle time of ``breakdown``
 exactly, over the marked steps and over the whole window. A marked step's gaps are those between its events.
 """
 
@@ -17,12 +17,12 @@ import numpy as np
 
 from perfscope import report
 from perfscope.analyzers.breakdown import no_device_events
-from perfscope.analyzers.shared.host_activity import PAUSE_NS
-from perfscope.analyzers.shared.idle_gaps import LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
-from perfscope.analyzers.shared.parts import CAUSES
-from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.measures.host_activity import PAUSE_NS
+from perfscope.measures.idle_gaps import LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
+from perfscope.measures.parts import CAUSES
+from perfscope.measures.rank_labels import rank_labels
 from perfscope.report import Section, percent_of
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64

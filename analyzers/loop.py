@@ -16,11 +16,11 @@ from typing import Annotated
 import numpy as np
 
 from perfscope.analyzers import steps as step_times
-from perfscope.analyzers.shared.parts import HostPart, LifePart
 from perfscope.analyzers.stragglers.lateness import split_steps
 from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.parts import HostPart, LifePart
 from perfscope.report import Section
 from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.analyzers.tflops.comparison import (
     Convention,
@@ -31,6 +29,8 @@ from perfscope.analyzers.tflops.trained_run import (
 )
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
+from perfscope.measures.step_selection import TOO_FEW_STEPS, find_undisturbed
 from perfscope.models.conventions import Checkpointing, Recomputed
 from perfscope.models.parameter_counts import active_parameters
 from perfscope.report import Section

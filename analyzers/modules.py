@@ -20,10 +20,10 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_US, TERA
 from perfscope.errors import NotApplicable
+from perfscope.measures.nesting import Nesting
 from perfscope.report import MOST_ROWS, Cell, Column, Row, Section, in_unit, percent, percent_of
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.activity import merge_spans

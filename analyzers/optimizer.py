@@ -15,9 +15,9 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.measures.intervals import union
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at

@@ -28,9 +28,9 @@ from perfscope.analyzers.collectives.process_groups import (
     is_transfer,
     roles_in,
 )
-from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.intervals import covered
 from perfscope.report import Section, percent
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool

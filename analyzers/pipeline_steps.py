@@ -15,9 +15,9 @@ from typing import Annotated, NamedTuple
 
 from perfscope.analyzers.pipeline_bubble.decomposition import StageShares
 from perfscope.analyzers.pipeline_bubble.recognition import RecognisedSchedule, recognise_order
-from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.measures.step_selection import find_undisturbed
 from perfscope.report import Section, percent
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Table, figure
 from perfscope.schedules.operations import Op, PassKind

@@ -16,11 +16,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.shared.doubt import TOLERANCE
 from perfscope.analyzers.tflops.byte_rules import count_bytes
 from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
 from perfscope.errors import NoDevice
+from perfscope.measures.doubt import TOLERANCE
 from perfscope.models.hardware import Gpu, lookup_gpu
 from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure

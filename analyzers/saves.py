@@ -18,9 +18,9 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import GB, KB, MB, NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.intervals import Intervals, union
 from perfscope.report import Section, in_unit
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run

@@ -15,18 +15,18 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.statistics import maximum, mean, median, percentile
-from perfscope.analyzers.shared.step_selection import (
+from perfscope.constants import MS_PER_S, NS_PER_S
+from perfscope.errors import MissingInput
+from perfscope.frameworks import STEP_BOUNDARIES
+from perfscope.measures.statistics import maximum, mean, median, percentile
+from perfscope.measures.step_selection import (
     UndisturbedSteps,
     find_undisturbed,
     job_times_s,
     profiled_steps,
     steps_after_export,
 )
-from perfscope.analyzers.shared.window_effect import Effect, WindowEffect
-from perfscope.constants import MS_PER_S, NS_PER_S
-from perfscope.errors import MissingInput
-from perfscope.frameworks import STEP_BOUNDARIES
+from perfscope.measures.window_effect import Effect, WindowEffect
 from perfscope.report import Section, in_unit
 from perfscope.result import GIGABYTES, MS, Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import Bool, MaskedInt64, present

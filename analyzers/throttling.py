@@ -13,14 +13,14 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.doubt import TOLERANCE, check_share
-from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, UsedGpu, step_intervals_ns, used_gpus
-from perfscope.analyzers.shared.rank_labels import rank_cell
-from perfscope.analyzers.shared.readings import LONGEST_GAP_NS, read_column
-from perfscope.analyzers.shared.statistics import mean, median
-from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.doubt import TOLERANCE, check_share
+from perfscope.measures.gpu_steps import THROTTLING_CAUSES, UsedGpu, step_intervals_ns, used_gpus
+from perfscope.measures.rank_labels import rank_cell
+from perfscope.measures.readings import LONGEST_GAP_NS, read_column
+from perfscope.measures.statistics import mean, median
+from perfscope.measures.step_selection import UndisturbedSteps, find_undisturbed
 from perfscope.report import Section, milliseconds, percent
 from perfscope.result import Column, Doc, Figures, ResultList, Table
 from perfscope.tables.columns import Bool, Int64, MaskedFloat64

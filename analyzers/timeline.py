@@ -21,12 +21,12 @@ from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_group
 from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
 from perfscope.analyzers.pipeline_bubble.layout import find_pipelines
 from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
-from perfscope.analyzers.shared.idle_gaps import gaps_of_device
-from perfscope.analyzers.shared.intervals import Intervals, covered, union
-from perfscope.analyzers.shared.marked_steps import step_number, step_numbers
-from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.idle_gaps import gaps_of_device
+from perfscope.measures.intervals import Intervals, covered, union
+from perfscope.measures.marked_steps import step_number, step_numbers
+from perfscope.measures.parts import CAUSES
 from perfscope.report import MOST_ROWS, Cell, Column, Section, long_table, percent_of
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.columns import Bool, Int64

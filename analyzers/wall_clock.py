@@ -1,7 +1,7 @@
 """Where all of the wall time of a run went: every nanosecond of each rank's process in one part, and the slowest steps.
 
 The wall time of a rank runs from the start of its process to its end, as far as both were recorded. Its parts
-(``perfscope.analyzers.shared.parts``) add up to it exactly. Ranks of one job have different wall times. The ranks with
+(``perfscope.measures.parts``) add up to it exactly. Ranks of one job have different wall times. The ranks with
 the longest and the median one are shown, and all of them are in JSON.
 
 The life of a process is cut at the edges of its steps. A moment that several things claim belongs to the first of: the
@@ -19,11 +19,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope import report
-from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.analyzers.shared.parts import LifePart
-from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.intervals import Intervals, union
+from perfscope.measures.parts import LifePart
+from perfscope.measures.step_selection import last_attempts
 from perfscope.report import Cell, Section, in_unit, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present

@@ -32,12 +32,12 @@ from benchmarks.processes import ROOT
 from perfscope.analyzers.breakdown import RankParts
 from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, OperationKind, members_of
 from perfscope.analyzers.collectives.rank_calls import RankCalls
-from perfscope.analyzers.shared.step_profile import PARTS, StepProfile
 from perfscope.engine.measuring import measure
 from perfscope.engine.partials import to_content
 from perfscope.engine.registry import analyzers
 from perfscope.engine.tasks import MeasuredTrace, MeasureTask, measuring_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
+from perfscope.measures.step_profile import PARTS, StepProfile
 from perfscope.sources.partials import Identity
 from perfscope.wire.traces import partials_path
 

@@ -22,9 +22,9 @@ import numpy as np
 from perfscope.analyzers.collectives.calls import GroupCalls, OperationKind
 from perfscope.analyzers.collectives.matching import MatchedCalls, match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, measure_device
-from perfscope.analyzers.shared.doubt import Checked, check_rate
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.doubt import Checked, check_rate
 from perfscope.models.hardware import Link, lookup_gpu
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import (

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.collectives.process_groups import is_point_to_point, roles_in
-from perfscope.analyzers.shared.intervals import Intervals, covered
-from perfscope.analyzers.shared.marked_steps import step_numbers
+from perfscope.measures.intervals import Intervals, covered
+from perfscope.measures.marked_steps import step_numbers
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 

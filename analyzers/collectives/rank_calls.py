@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, calls_by_group, operation_named
 from perfscope.analyzers.collectives.matching import join_windows
 from perfscope.analyzers.collectives.process_groups import described_role, is_point_to_point, is_transfer, roles_in
-from perfscope.analyzers.shared.intervals import covered
-from perfscope.analyzers.shared.kernel_medians import KernelMedians, measure_kernels
-from perfscope.analyzers.shared.marked_steps import step_numbers
-from perfscope.analyzers.shared.step_profile import StepProfile, measure_steps
+from perfscope.measures.intervals import covered
+from perfscope.measures.kernel_medians import KernelMedians, measure_kernels
+from perfscope.measures.marked_steps import step_numbers
+from perfscope.measures.step_profile import StepProfile, measure_steps
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work
 

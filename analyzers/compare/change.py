@@ -31,7 +31,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import stdtrit
 
-from perfscope.analyzers.shared.statistics import CONFIDENCE
+from perfscope.measures.statistics import CONFIDENCE
 from perfscope.report import Json
 from perfscope.tables.columns import Float64
 

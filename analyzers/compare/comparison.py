@@ -18,9 +18,9 @@ from perfscope.analyzers.compare.change import (
     exact_change,
 )
 from perfscope.analyzers.compare.side import Compared, Side, TrainedSetup
-from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
+from perfscope.measures.statistics import CONFIDENCE
 from perfscope.report import Json
 from perfscope.units import format_parameters
 

@@ -16,13 +16,13 @@ from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.logs.step_times import steady_records
 from perfscope.analyzers.logs.summary import LogSummary
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
-from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
-from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.tflops.trained_run import find_device, find_trained_model
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput, PerfscopeError
+from perfscope.measures.gpu_steps import step_intervals_ns, used_gpus
+from perfscope.measures.readings import PowerCurve, read_column
+from perfscope.measures.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.report import Json
 from perfscope.tables.columns import Float64
 from perfscope.tables.run import Run

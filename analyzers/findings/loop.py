@@ -5,8 +5,8 @@ from __future__ import annotations
 from perfscope.analyzers.findings.finding import Fault, Finder, fact
 from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
 from perfscope.analyzers.loop import Loop
-from perfscope.analyzers.shared.parts import HostPart, LifePart
 from perfscope.constants import NS_PER_S, NS_PER_US
+from perfscope.measures.parts import HostPart, LifePart
 from perfscope.units import format_count
 
 _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)

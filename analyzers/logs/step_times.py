@@ -10,8 +10,8 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.shared.statistics import count_values
 from perfscope.constants import NS_PER_S
+from perfscope.measures.statistics import count_values
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool
 from perfscope.tables.joblog import Iterations, JobLog

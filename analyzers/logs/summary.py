@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, determine_setup
 from perfscope.analyzers.logs.step_times import LoggedStepTimes, measure_step_times, steady_records, warmup_records
-from perfscope.analyzers.shared.statistics import median
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S, TERA
+from perfscope.measures.statistics import median
 from perfscope.models.conventions import bigscience
 from perfscope.report import Section
 from perfscope.result import GIGABYTES, Column, Doc, Figures, Result, Table

@@ -33,7 +33,7 @@ from perfscope.analyzers.pipeline_bubble.rank_passes import (
     RankPasses,
     Transfer,
 )
-from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.measures.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at

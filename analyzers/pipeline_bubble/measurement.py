@@ -31,9 +31,9 @@ from perfscope.analyzers.pipeline_bubble.recognition import (
     RecognisedSchedule,
     recognise_passes,
 )
-from perfscope.analyzers.shared.clock_offsets import Offset, find_offset, is_apart
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.measures.clock_offsets import Offset, find_offset, is_apart
 from perfscope.report import Cell, Section, percent
 from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Table, figure
 from perfscope.schedules.drawing import Bar, GanttChart, Lane, draw_timeline, to_text

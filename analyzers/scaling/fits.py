@@ -26,7 +26,7 @@ import numpy.typing as npt
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import t as student
 
-from perfscope.analyzers.shared.statistics import CONFIDENCE
+from perfscope.measures.statistics import CONFIDENCE
 from perfscope.result import Doc, Figures
 
 #: What configurations are taken to differ by at least, as a share of the throughput.

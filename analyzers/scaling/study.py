@@ -16,9 +16,9 @@ import numpy as np
 
 from perfscope.analyzers.scaling.dlperf import ProtocolResult, Speed
 from perfscope.analyzers.scaling.fits import LEAST_ERROR, Configuration, Fit, fit_laws
-from perfscope.analyzers.shared.statistics import count_values
 from perfscope.charts.grammar import Chart, Dots, Line, Scale, Values
 from perfscope.charts.palette import SERIES, Colour
+from perfscope.measures.statistics import count_values
 from perfscope.report import Cell, Section, percent
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.scaling import ClusterSize, ScalingRun

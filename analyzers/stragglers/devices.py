@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.stragglers.lateness import MORE, LateCause, Lateness
+from perfscope.measures.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run

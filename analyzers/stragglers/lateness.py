@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import field
 from msgspec.structs import replace
 
-from perfscope.analyzers.shared.parts import HostPart, Labelled
+from perfscope.measures.parts import HostPart, Labelled
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, present
 from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps

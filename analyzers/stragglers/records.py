@@ -8,8 +8,6 @@ from typing import Annotated
 from msgspec.structs import replace
 
 from perfscope import report
-from perfscope.analyzers.shared.parts import HostPart
-from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, find_slow_devices
 from perfscope.analyzers.stragglers.lateness import (
     ComparedSteps,
@@ -20,6 +18,8 @@ from perfscope.analyzers.stragglers.lateness import (
 )
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.measures.parts import HostPart
+from perfscope.measures.step_selection import last_attempts
 from perfscope.report import MOST_ROWS, Cell, Section
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run

@@ -36,11 +36,11 @@ from msgspec.structs import replace
 from perfscope.analyzers.collectives.calls import SYNCHRONISING, GroupCalls, GroupKey
 from perfscope.analyzers.collectives.matching import match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
-from perfscope.analyzers.shared.kernel_medians import KernelMedians, join_windows
-from perfscope.analyzers.shared.marked_steps import common_steps
-from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_profiles
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.kernel_medians import KernelMedians, join_windows
+from perfscope.measures.marked_steps import common_steps
+from perfscope.measures.step_profile import PARTS, StepProfile, join_profiles
 from perfscope.report import MOST_ROWS, Section, percent
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Float64, Int64

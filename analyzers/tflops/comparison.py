@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, NamedTuple
 
-from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.analyzers.tflops import per_token
 from perfscope.constants import NS_PER_S, TERA
+from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
 from perfscope.models.transformer import Transformer
 from perfscope.result import Doc, Figures

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.analyzers.tflops.operator_rules import count_flops
+from perfscope.measures.nesting import Nesting
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.operator_details import TensorInput
 from perfscope.tables.product_launches import find_launches

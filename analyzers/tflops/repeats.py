@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.analyzers.tflops.counted_calls import add_up
+from perfscope.measures.nesting import Nesting
 from perfscope.models.conventions import Checkpointing, Recomputed
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.product_launches import find_launches

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.whatif.replay import JobTimes, Replayed, StepSpan
@@ -31,6 +30,7 @@ from perfscope.analyzers.whatif.scenarios import (
 )
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.measures.statistics import FEWEST_FOR_MEDIAN
 from perfscope.report import MOST_ROWS, Row, Section, percent
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Int64

@@ -12,11 +12,11 @@ from msgspec import Struct
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind
 from perfscope.analyzers.collectives.matching import match_rows
 from perfscope.analyzers.collectives.process_groups import is_transfer
-from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
-from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.measures.clock_offsets import find_offset, is_apart, is_one_host
+from perfscope.measures.statistics import FEWEST_FOR_MEDIAN
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 

@@ -21,11 +21,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.measures.statistics import FEWEST_FOR_MEDIAN
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, distinct
 

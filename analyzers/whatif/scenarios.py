@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupKey
-from perfscope.analyzers.shared.intervals import union
 from perfscope.analyzers.stragglers.lateness import MORE
 from perfscope.analyzers.whatif.job_graph import JobGraph, join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph
@@ -35,6 +34,7 @@ from perfscope.analyzers.whatif.replay import (
 )
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
+from perfscope.measures.intervals import union
 from perfscope.report import MOST_ROWS
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Float64, Int64

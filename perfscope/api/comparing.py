@@ -9,7 +9,7 @@ from perfscope.analyzers.compare.comparison import Comparison, parse_limit
 from perfscope.analyzers.compare.comparison import compare_sides as compare_two
 from perfscope.analyzers.compare.report import describe_verdict, shorten, summarize, to_data, to_sections
 from perfscope.analyzers.compare.side import Side
-from perfscope.analyzers.shared.statistics import CONFIDENCE
+from perfscope.measures.statistics import CONFIDENCE
 from perfscope.renderers import Format, render
 from perfscope.report import MOST_ROWS, Json, Report
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_origin
 import numpy as np
 import pandas as pd
 
-from perfscope.analyzers.shared.step_selection import find_undisturbed, last_attempts
 from perfscope.api.results import type_of
 from perfscope.errors import MissingInput, UsageError
+from perfscope.measures.step_selection import find_undisturbed, last_attempts
 from perfscope.result import describe, is_object, to_object
 from perfscope.tables.columns import to_frame as to_columns
 

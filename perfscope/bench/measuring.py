@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.shared.step_selection import job_times_ns, last_attempts
 from perfscope.bench.launching import TrainingPlace
 from perfscope.bench.rows import Measurement
 from perfscope.bench.settings import WARMUP, Machine, Settings, Variant
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError
+from perfscope.measures.step_selection import job_times_ns, last_attempts
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.columns import Bool, present
 from perfscope.tables.steps import Steps

@@ -16,11 +16,11 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.bench.settings import Variant, read_variant
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
+from perfscope.measures.statistics import CONFIDENCE
 from perfscope.report import Json
 
 SCHEMA = "perfscope/bench-measurement/1"

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.constants import NS_PER_S
 from perfscope.engine.run import measure_with
 from perfscope.errors import UsageError
+from perfscope.measures.step_selection import find_undisturbed
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report

@@ -136,7 +136,7 @@ class Steps:
     def steady(self) -> Bool:
         """The steady-state steps of this process: of those alone, or where these are hardly any, all unstalled ones.
 
-        Some jobs always save. For figures of a run see ``perfscope.analyzers.shared.step_selection``.
+        Some jobs always save. For figures of a run see ``perfscope.measures.step_selection``.
         """
         return self.is_alone if self.is_alone.sum() >= FEWEST_STEPS else self.is_unstalled
 

@@ -10,8 +10,8 @@ import pytest
 
 from perfscope.analyzers import cost
 from perfscope.analyzers.cost import Cost
-from perfscope.analyzers.shared.window_effect import Effect, WindowEffect
 from perfscope.errors import MissingInput
+from perfscope.measures.window_effect import Effect, WindowEffect
 from perfscope.sources.runs.run import read_run
 from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from perfscope.analyzers import breakdown, idle, overlap
-from perfscope.analyzers.shared.idle_gaps import LAUNCH_GAP_NS
-from perfscope.analyzers.shared.parts import CAUSES, Parts
+from perfscope.measures.idle_gaps import LAUNCH_GAP_NS
+from perfscope.measures.parts import CAUSES, Parts
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Trace
 from tests.conftest import ROOT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers import idle
-from perfscope.analyzers.shared.parts import CAUSES
+from perfscope.measures.parts import CAUSES
 from perfscope.sources.traces.reader import read_trace
 from tests.sources.traces.making import Event, call, kernel, span, step, write
 

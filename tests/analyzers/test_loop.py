@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.loop import Loop, analyze
-from perfscope.analyzers.shared.parts import LifePart
+from perfscope.measures.parts import LifePart
 from perfscope.tables.columns import Int64
 from perfscope.tables.run import Run
 from tests.analyzers.test_steps import MS

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from perfscope import wire
-from perfscope.analyzers.shared.parts import LifePart
 from perfscope.analyzers.wall_clock import Ledger, analyze, find_slowest_steps, keep_ledger
+from perfscope.measures.parts import LifePart
 from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.runs.save_records import to_timeline

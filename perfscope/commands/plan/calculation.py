@@ -14,12 +14,12 @@ from perfscope.analyzers.plan import (
     estimate_memory,
     solve_duration,
 )
-from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.analyzers.tflops.comparison import Convention, Step, compare
 from perfscope.commands.model import ModelChoice, Peak
 from perfscope.commands.plan.options import PlanInputs
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
+from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer
 from perfscope.sources.models.presets import find_preset

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
-from perfscope.analyzers.shared.statistics import median
 from perfscope.analyzers.tflops.comparison import Convention, LogMatch, Step, match_log
 from perfscope.commands.model import (
     DEFAULT_SEQ_LEN,
@@ -19,6 +18,7 @@ from perfscope.commands.model import (
 )
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import UsageError
+from perfscope.measures.statistics import median
 from perfscope.report import Json
 from perfscope.sources.joblog import read_log
 from perfscope.tables.joblog import JobLog

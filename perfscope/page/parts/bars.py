@@ -6,12 +6,12 @@ from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.memory import MemoryUse, chart_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
-from perfscope.analyzers.shared.parts import LifePart as Spent
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
+from perfscope.measures.parts import LifePart as Spent
 from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, draw_bars, rank_name, result_of, select_rows
 from perfscope.report import Cell, Column, Section, percent_of
 from perfscope.schedules.drawing import to_charts

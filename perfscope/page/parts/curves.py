@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from perfscope.analyzers.collectives import Collectives, GroupOperation
-from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
-from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.stragglers.traces import Stragglers
 from perfscope.analyzers.throttling import Throttling
@@ -34,6 +32,8 @@ from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.errors import MissingInput
+from perfscope.measures.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.measures.step_selection import find_undisturbed, job_times_ns
 from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, bucket_edges, rank_name, result_of, select_rows
 from perfscope.renderers.summary import describe_steps
 from perfscope.report import Column, Section

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfscope.analyzers.findings.training import AnalyzerResults, TracedRun
-from perfscope.analyzers.shared.parts import Parts
+from perfscope.measures.parts import Parts
 
 #: The step of a made training, in microseconds.
 STEP_US = 10_000.0

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.goodput import Goodput, Life, account, find_lives, find_logged_lives
-from perfscope.analyzers.shared.parts import Spent
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
+from perfscope.measures.parts import Spent
 from perfscope.sources.joblog import read_moments
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT, perfscope

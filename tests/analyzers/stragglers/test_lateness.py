@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks import kept_run
 from benchmarks.stragglers import FIXTURES, judge_fixtures
-from perfscope.analyzers.shared.parts import HostPart
 from perfscope.analyzers.stragglers.lateness import LateCause, over_others, split_steps
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.errors import MissingInput
+from perfscope.measures.parts import HostPart
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Rank, Run

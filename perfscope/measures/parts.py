@@ -12,8 +12,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Self
 
-from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.measures.intervals import covered
 from perfscope.report import Cell, Column, percent, percent_of
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.trace import DeviceEvents, Work

@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from perfscope.analyzers.shared.statistics import mean
-from perfscope.analyzers.shared.window_effect import Effect, WindowEffect, compare_sides
 from perfscope.constants import NS_PER_S
+from perfscope.measures.statistics import mean
+from perfscope.measures.window_effect import Effect, WindowEffect, compare_sides
 from perfscope.report import in_unit
 from perfscope.tables.columns import Bool, Float64, Int64, present
 from perfscope.tables.steps import FEWEST_STEPS, Steps

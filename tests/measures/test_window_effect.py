@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.shared.window_effect import Effect, WindowEffect, compare_sides
+from perfscope.measures.window_effect import Effect, WindowEffect, compare_sides
 from perfscope.tables.columns import Float64
 
 MS = 10**6

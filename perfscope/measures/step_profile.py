@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.idle_gaps import gaps_of_steps
-from perfscope.analyzers.shared.parts import CAUSES, split
+from perfscope.measures.idle_gaps import gaps_of_steps
+from perfscope.measures.parts import CAUSES, split
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct
 

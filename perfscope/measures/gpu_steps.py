@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.step_selection import last_attempts
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.collectives import bus_factor, check_busbw
-from perfscope.analyzers.shared.doubt import check_share
+from perfscope.measures.doubt import check_share
 from perfscope.models.hardware import find_gpu, gpus
 from tests.analyzers.test_mfu import run_folder
 from tests.analyzers.tflops.making import answer, ask

@@ -1,7 +1,7 @@
 """The stretches in which nothing runs on a device, and what each part of them was waiting for.
 
 A gap ends where the next device event begins. Until the launch of that event began, the host was late, and the time is
-split at what the launching thread did meanwhile (``perfscope.analyzers.shared.host_activity``). From then on:
+split at what the launching thread did meanwhile (``perfscope.measures.host_activity``). From then on:
 
 - *launch latency*: the launch was under way.
 - *launch gap*: launched before the gap, which is shorter than 5 us, the time that a device needs between two kernels.
@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.host_activity import HostActivity, names_with
-from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.analyzers.shared.parts import CAUSES, HOST_CAUSES
+from perfscope.measures.host_activity import HostActivity, names_with
+from perfscope.measures.intervals import Intervals, union
+from perfscope.measures.parts import CAUSES, HOST_CAUSES
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace
 

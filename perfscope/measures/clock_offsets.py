@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.statistics import FEWEST_FOR_MEDIAN
 from perfscope.constants import NS_PER_MS
+from perfscope.measures.statistics import FEWEST_FOR_MEDIAN
 from perfscope.tables.columns import Float64, Int64
 
 #: Ranks of the same host see the end of a collective microseconds apart.

@@ -11,7 +11,7 @@ from zlib import adler32, crc32
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.intervals import Intervals
+from perfscope.measures.intervals import Intervals
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from perfscope.analyzers.shared.statistics import count_values
+from perfscope.measures.statistics import count_values
 
 VALUES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 

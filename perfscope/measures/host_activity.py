@@ -20,9 +20,9 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.analyzers.shared.parts import HOST_CAUSES
 from perfscope.constants import NS_PER_MS
+from perfscope.measures.intervals import Intervals, union
+from perfscope.measures.parts import HOST_CAUSES
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import Trace, distinct
 
