@@ -4,8 +4,8 @@ The loop lasts from the end of the first step to the end of the last one. What p
 parts are those of the wall clock, and they add up to it. The process of the slowest rank is shown.
 
 A pause is time of a few steps beyond that of the others, which no save, validation, compilation, wait for data, garbage
-collection or other rank explains. It is inside of the steps or between them. What short steps make up for is no pause:
-a host that reads a value of its device in every tenth step waits there for work that it had launched before.
+collection or other rank explains. It is inside of the steps or between them. What short steps make up for is no pause.
+A host that reads a value of its device in every tenth step waits there for what it had launched.
 """
 
 from __future__ import annotations

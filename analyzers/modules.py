@@ -5,7 +5,7 @@ around its first forward. Siblings whose last name is a number fold where all mo
 calls, kernels and operations: ``blocks.0`` to ``blocks.11``.
 
 A launch inside the mark of a module's forward (``nn.Module: PATH``) belongs to the innermost marked module. A launch of
-the backward pass is inside a node of autograd, and belongs to the module of the operator that made the node: it has the
+the backward pass is inside a node of autograd. It belongs to the module of the operator that made the node: it has the
 same sequence number, of its thread. A node that accumulates a gradient has no number. It belongs to the module of the
 previous node, which computed the gradient. A forward inside a node is recomputation.
 """

@@ -1,9 +1,9 @@
 """The kernel's counters of the thread that trains: processor time, time without a processor, page faults.
 
-Three system calls at the end of a step take two microseconds in a loop, and twenty or more after a step that has
+Three system calls at the end of a step take two microseconds in a loop. They take twenty or more after a step that has
 evicted the kernel's code from the caches. Where no waits are timed on the host, as on GPUs, they are therefore made
-after a step that took longer than usual, and once in 16 steps for all of them together. The thread that writes records
-makes the differences.
+after a step that took longer than usual. Otherwise they are made once in 16 steps, for all of them together. The thread
+that writes records makes the differences.
 
 On a device another thread launches backward passes, and the one that trains is blocked meanwhile: its time in the run
 queue is read with the other counters.

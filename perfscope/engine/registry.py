@@ -40,9 +40,9 @@ class Reads(Enum):
 class Analyzer(Struct, frozen=True):
     """One analyzer: its name and its module, which is imported when it is needed.
 
-    A result may have more: ``damage`` of its inputs in sentences, ``in_a_sentence()``, ``groups_of_ranks()`` (what a
-    group is called, and that of each rank), ``with_depth(levels)`` of its tables, ``with_ceiling(ceiling)``, and
-    ``largest_distortion(activities)`` by which windows slowed their steps.
+    A result may have more: ``damage`` of its inputs in sentences, ``in_a_sentence()``, ``with_depth(levels)`` of its
+    tables, and ``with_ceiling(ceiling)``. ``groups_of_ranks()`` says what a group is called, and that of each rank.
+    ``largest_distortion(activities)`` says by how much windows slowed their steps.
 
     Attributes:
         name: Its key in ``results``.

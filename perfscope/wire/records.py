@@ -58,7 +58,8 @@ class StepRecord:
             first steps and then every half to two seconds.
         boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
         alloc_retries: How often the allocator of a device had to free its cache and try again since the process
-            started; read with the peaks, as ``device_allocs``: how often it asked the device for memory (cudaMalloc).
+            started; read with the peaks.
+        device_allocs: How often it asked the device for memory (cudaMalloc); read likewise.
         probe: Times of an earlier step on the device.
         host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
         launcher_delay_ns: Time of the thread that launches backward passes on a device in the run queue, over the steps
