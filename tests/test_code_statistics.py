@@ -8,10 +8,9 @@ from benchmarks.code_statistics import ROOT, Checkout, Row, measure
 
 #: Figures that are above their target yet, and the most that they may be meanwhile. They only fall.
 REACHED_SO_FAR = {
-    "Lines of Python that ship": 79_100,
-    "Lines of tests": 42_100,
-    "Thresholds": 563,
-    "Entries of analyzers/ that no command line takes": 1,
+    "Lines of Python that ship": 71_900,
+    "Lines of tests": 37_100,
+    "Thresholds": 334,
 }
 ROWS = measure(Checkout(ROOT))
 
