@@ -67,6 +67,12 @@ class Pauses(Figures, frozen=True):
     s = InUnit("lost_ns", NS_PER_S, "All pauses, without what shorter steps make up for.")
 
     @property
+    def title(self) -> str:
+        """How long and how often, where they have a rhythm."""
+        rhythm = None if self.period is None else _ordinal(self.period)
+        return "" if rhythm is None else f"Pause of {format_seconds(self.each_s)} in every {rhythm} step"
+
+    @property
     def in_words(self) -> str:
         """Where, how long and when."""
         count, where = format_count(len(self.steps), "step"), "between steps" if self.between else "inside of steps"

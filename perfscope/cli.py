@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import perfscope
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
+from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_line
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, Terminal
@@ -156,7 +157,13 @@ def perfscope_command(
 def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     """Print an outcome and leave with its exit code, or by its signal."""
     notes = () if quiet else _notes_apart(outcome)
-    _print_output(outcome.output(_find_terminal(notes)))
+    terminal = _find_terminal(notes)
+    if not outcome.summary:
+        _print_output(outcome.output(terminal))
+    elif not quiet and (terminal is None or outcome.report is None):
+        notes += outcome.summary
+    elif not quiet:
+        call_safely(lambda: _print_output(outcome.output(terminal)))  # the end is the profiled command's own
     if not quiet:
         for line in notes:
             write_line(f"perfscope: {escape_control_characters(line)}" if line else "", _PATIENCE_S)

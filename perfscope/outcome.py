@@ -17,6 +17,7 @@ class Outcome:
         format: How the report is written; where it is None, on a terminal as one screen, and elsewhere as markdown.
         in_full: Whether a terminal shows all sections of the report, not one screen of the most important.
         notes: Lines about the data, for standard error; hidden by ``--quiet``.
+        summary: Lines for standard error in place of the report where standard output is no terminal.
         signal: The signal to die by instead of the exit code, as the profiled command did.
     """
 
@@ -25,6 +26,7 @@ class Outcome:
     in_full: bool = False
     text: str = ""
     notes: tuple[str, ...] = ()
+    summary: tuple[str, ...] = ()
     exit_code: ExitCode | int = ExitCode.OK
     signal: int | None = None
 

@@ -126,13 +126,14 @@ def shorten_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
 class Report:
     """A whole answer: what ``--format json`` prints, whose first key is ``schema``, and what people read.
 
-    ``warnings`` are doubts about the answer, repeated on standard error.
+    ``warnings`` are doubts about the answer, repeated on standard error. ``page`` is the path of the run's page.
     """
 
     title: str
     data: Mapping[str, Json]
     sections: tuple[Section, ...]
     warnings: tuple[str, ...] = field(default=())
+    page: str = ""
 
     def select(self, titles: Iterable[str]) -> tuple[Section, ...]:
         """The sections of these titles, in their order; fails where the report has no section of a title."""

@@ -138,7 +138,7 @@ def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float, steps: 
     step_us = max(step_us, cost_us)
     return Finding(
         id=rule.id,
-        title=rule.title,
+        title=cause.title or rule.title,
         cost_us=cost_us,
         interval_us=(min(low, cost_us), max(min(high, step_us), cost_us)),  # nothing regains more than a step
         step_us=step_us,
@@ -149,6 +149,7 @@ def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float, steps: 
         ranks=cause.ranks,
         evidence=cause.evidence,
         advice=cause.advice,
+        place=cause.place,
     )
 
 

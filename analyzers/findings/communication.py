@@ -22,9 +22,10 @@ from perfscope.analyzers.findings.training import (
     offer,
 )
 from perfscope.analyzers.stragglers.traces import Why
-from perfscope.constants import MEGA, NS_PER_US, US_PER_MS
+from perfscope.constants import MEGA, NS_PER_US, US_PER_MS, US_PER_S
 from perfscope.report import percent
 from perfscope.schedules.catalog import Schedule
+from perfscope.units import format_seconds
 
 _GLOO = "gloo:all_reduce"
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
@@ -39,6 +40,13 @@ _BESIDE_STAGES = ("DP", "TP", "CP", "EP")
 _SCENARIOS = {Why.HOST: "median-host={}", Why.DEVICE: "median-device={}", Why.WORK: "median-device={}"}
 #: How a sentence goes on where only a replay tells why a rank is last.
 _BY_REPLAY = {Why.HOST: ", whose host is late by the replay", Why.DEVICE: ", whose device is slower by the replay"}
+#: What is wrong, by the rank.
+_SLOW = {
+    Why.HOST: "Rank {} is slow",
+    Why.DEVICE: "The GPU of rank {} is slow",
+    Why.WORK: "Rank {} has more work",
+    Why.UNKNOWN: "Rank {} comes last",
+}
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
 #: Stages whose times differ by less are equal.
@@ -235,6 +243,8 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     return why, Fault(
         cost_us, (0.0, cost_us), (straggler,), (evidence,), _straggler_advice(training, why),
         scenario=_SCENARIOS.get(why, "").format(straggler),
+        title=f"{_SLOW.get(why, _SLOW[Why.UNKNOWN]).format(straggler)}: "
+        f"the others wait {format_seconds(cost_us / US_PER_S)} a step for it",
     )  # fmt: skip
 
 
@@ -339,8 +349,8 @@ def find_large_bubble(training: TracedRun) -> Fault | None:
 
 _WAITS = StepPart.COMMUNICATION, StepPart.HOST
 RULES = (
-    Finder("straggler_host", "A rank whose host is late", _WAITS, partial(find_straggler, why=Why.HOST)),
-    Finder("straggler_device", "A rank whose device is slower", _WAITS[:1], partial(find_straggler, why=Why.DEVICE)),
+    Finder("straggler_host", "A slow rank", _WAITS, partial(find_straggler, why=Why.HOST)),
+    Finder("straggler_device", "A rank with a slow GPU", _WAITS[:1], partial(find_straggler, why=Why.DEVICE)),
     Finder("straggler_work", "A rank with more work", _WAITS[:1], partial(find_straggler, why=Why.WORK)),
     Finder("straggler_network", "A rank that comes last", _WAITS[:1], partial(find_straggler, why=Why.UNKNOWN)),
     Finder("uneven_stages", "Uneven pipeline stages", (StepPart.PIPELINE,), find_uneven_stages),

@@ -47,6 +47,8 @@ class Fault(Struct, frozen=True):
         is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
         is_of_all_steps: Whether it was measured in steps that nobody profiled, whose parts are not known.
         saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.
+        title: What is wrong in this run, where that says more than the title of the rule.
+        place: The function, file and line of the script, where it was seen.
     """
 
     cost_us: float
@@ -60,6 +62,8 @@ class Fault(Struct, frozen=True):
     is_counted: bool = False
     is_of_all_steps: bool = False
     saved_bytes: int | None = None
+    title: str = ""
+    place: str | None = None
 
 
 class Finder(Struct, frozen=True):
@@ -99,6 +103,7 @@ class Finding(Figures, frozen=True):
     ranks: Annotated[tuple[int, ...], Doc("Where it happens; empty where it is on all.")]
     evidence: Annotated[tuple[Proof, ...], Doc("What shows it.")]
     advice: Annotated[str, Doc("What to try, in one sentence.")]
+    place: Annotated[str | None, Doc("The function, file and line of the script; None where it was not seen.")] = None
 
     @figure
     def share_of_step(self) -> float:

@@ -291,7 +291,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     rank = max(training.ranks, key=_pause_us, default=None)
     if rank is None:
         return None
-    cost_us = _pause_us(rank)
+    cost_us, seen_place = _pause_us(rank), None
     if cost_us <= 0:
         return None
     if training.has_device:
@@ -307,6 +307,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         if cost_us < _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host):
             return None
         line = _find_busy_line(training)
+        seen_place = line.place if line is not None else None
         seen = f": the training thread is in {line.place} for {line.share:.0%} of the time" if line is not None else ""
         text = f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step{seen}."
         evidence = [fact(text, rank.pointer, "other_us")]
@@ -317,13 +318,14 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
                 called = f", which calls {entry.call}" if entry.call else ""
                 text = f"{entry.us / rank.steps / US_PER_MS:.2f} ms in {entry.function}{called}."
                 evidence.append(fact(text, place, "function us"))
+                seen_place = seen_place or entry.function
     if len(evidence) > 1 or training.has_stacks:
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
         advice = (
             "Move this work into a DataLoader worker or out of the loop; `perfscope profile --stack` shows all of it."
         )
-    return Fault(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice)
+    return Fault(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice, place=seen_place)
 
 
 def _find_busy_line(training: TracedRun) -> SeenLine | None:
@@ -382,6 +384,6 @@ RULES = (
     Finder("blocking_saves", "Blocking checkpoint saves", (StepPart.OUTSIDE,), find_blocking_saves),
     Finder("synchronisation", "Synchronisation", (StepPart.HOST,), find_synchronisations),
     Finder("allocator", "Memory allocated in steps", (StepPart.HOST,), find_allocations),
-    Finder("host_pauses", "Pauses of the host", (StepPart.HOST,), find_host_pauses, is_rest=True),
+    Finder("host_pauses", "Time outside of PyTorch", (StepPart.HOST,), find_host_pauses, is_rest=True),
     Finder("host_bound", "Host-bound launches", (StepPart.HOST,), find_slow_launches, is_rest=True),
 )

@@ -67,17 +67,19 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
     lost_ns = _lost_ns(training, loop)
     between_ns = loop.time_ns(LifePart.BETWEEN)
     reason, advice = "", _SLEEP[1]
+    title, place = "", None
     if loop.pauses is not None and lost_ns > 0:
         if loop.pauses.host is not None:
             reason, advice = _REASONS.get(loop.pauses.host, _SLEEP)
         evidence = fact(f"{loop.pauses.in_words}{reason}.", "/loop/pauses", "s steps")
+        title, place = loop.pauses.title, loop.pauses.line
     elif between_ns > _BY_CHANCE * loop.loop_ns and not training.has_device:
         lost_ns = between_ns
         evidence = fact(f"{between_ns / NS_PER_S:.2f} s between steps have no known cause.", "/loop", "parts")
     else:
         return None
     cost_us = lost_ns / NS_PER_US / loop.steps
-    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice)
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice, title=title, place=place)
 
 
 def _lost_ns(training: TracedRun, loop: Loop) -> int:

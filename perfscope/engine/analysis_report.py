@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from perfscope.aggregation.tables import Grouping, aggregate
 from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Analysis
 from perfscope.report import Json, Report, Section
+from perfscope.wire import PAGE_FILE
 
 _HOST = "host"
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
@@ -25,7 +27,13 @@ def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
         "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
     }
     sections = tuple(_sections(analysis)) if has_sections else ()
-    return Report(_title(analysis), data, sections, analysis.damage)
+    return Report(_title(analysis), data, sections, analysis.damage, _find_page(analysis))
+
+
+def _find_page(analysis: Analysis) -> str:
+    """The page that was written into the folder of a run; empty where there is none."""
+    page = Path(analysis.inputs[0]) / PAGE_FILE if analysis.run is not None else None
+    return str(page) if page is not None and page.is_file() else ""
 
 
 def _title(analysis: Analysis) -> str:

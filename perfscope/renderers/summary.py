@@ -9,11 +9,32 @@ from perfscope.constants import US_PER_S
 from perfscope.report import percent
 from perfscope.units import format_count, format_rate, format_seconds
 
-#: Ranks, and parts of the wall clock, that are named.
-MOST_RANKS = 8
-_MOST_FINDINGS = 3
+MOST_FINDINGS = 3
+#: What the parts of the wall clock have no name for on a line.
+REST = "the rest"
+#: Parts of the wall clock that a line names; what else there is, is the rest.
+_MOST_PARTS = 5
+#: Parts of the wall clock as people say them; others have their own label.
+_WALL_PARTS = {
+    "imports": "start-up",
+    "set_up": "start-up",
+    "before_first_step": "start-up",
+    "first_step": "steps",
+    "window_steps": "steps",
+    "validation": "evaluation",
+    "validation_data_wait": "evaluation",
+    "generation": "evaluation",
+    "saves": "saves",
+    "between_steps": "between steps",
+    "window_start": "perfscope",
+    "window_stop": "perfscope",
+    "window_export": "perfscope",
+    "hooks": "perfscope",
+    "end": "end",
+}
 #: Results that every run on GPUs has; the report itself lists everything that was not computed.
-_EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
+_OF_GPUS = ("gpus", "breakdown")
+_EXPECTED_RESULTS = ("steps", *_OF_GPUS)
 #: Parts of the profiled time, of devices or of hosts.
 _PARTS = (
     ("compute_us", "compute"),
@@ -30,36 +51,37 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     results = analysis["results"]
     lines = describe_findings(results)
     if (steps := results.get("steps")) is not None:
-        lines += [describe_steps(steps, results.get("loop")), *steps.get("unreached_windows", ())]
-        lines += _describe_window_effect(steps.get("window_effect"))
+        lines.append(describe_steps(steps, results.get("loop")))
     clock = results.get("wall_clock")
-    lines += [] if clock is None else [f"wall clock {describe_wall_clock(clock)}"]
-    lines += _describe_shares(results.get("breakdown") or results.get("host"))
-    lines += [
-        f"not computed: {skip['analyzer']}: {skip['reason']}"
-        for skip in analysis["skipped"]
-        if skip["analyzer"] in _EXPECTED_RESULTS and not (skip["analyzer"] == "breakdown" and "host" in results)
-    ]
+    lines += [] if clock is None else [describe_wall_clock(clock)]
+    shares = describe_shares(results)
+    lines += [] if shares is None else [shares]
+    lines += describe_doubts(analysis)
     lines += [f"warning: {text}" for text in dict.fromkeys(analysis["warnings"])]
     return lines
 
 
 def describe_findings(results: Mapping[str, Any]) -> list[str]:
-    """The findings that regain most, one line each."""
+    """The findings that regain most, one line each: what is wrong, where, its price, and what to do."""
     findings = results.get("findings")
     if findings is None:
         return []
     lines = [
-        f"finding {number}: {finding['title']}, {finding['cost']}. {finding['evidence'][0]['text']} {finding['advice']}"
-        for number, finding in enumerate(findings[:_MOST_FINDINGS], 1)
+        f"finding {number}: {name_finding(finding)}. {finding['advice']}"
+        for number, finding in enumerate(findings[:MOST_FINDINGS], 1)
     ]
     left_out = len(findings) - len(lines)
-    return (
-        [*lines, f"{left_out} more findings are in the report"] if left_out else lines or [_describe_nothing(results)]
-    )
+    return [*lines, f"{left_out} more in the report"] if left_out else lines or [describe_nothing(results)]
 
 
-def _describe_nothing(results: Mapping[str, Any]) -> str:
+def name_finding(finding: Mapping[str, Any]) -> str:
+    """What is wrong, where, and its price."""
+    place = "" if finding["place"] is None else f", in {finding['place']}"
+    return f"{finding['title']}{place}: {finding['cost']}"
+
+
+def describe_nothing(results: Mapping[str, Any]) -> str:
+    """What is said of a run without findings."""
     is_profiled = "breakdown" in results or "host" in results
     return "findings: nothing stands out" if is_profiled else "findings: no step was profiled"
 
@@ -80,6 +102,21 @@ def describe_steps(steps: Mapping[str, Any], loop: Mapping[str, Any] | None = No
     return "; ".join([line, *rates])
 
 
+def describe_doubts(analysis: Mapping[str, Any]) -> list[str]:
+    """What was not measured as it should have been: windows, and what could not be computed."""
+    results = analysis["results"]
+    steps = results.get("steps") or {}
+    return [
+        *steps.get("unreached_windows", ()),
+        *_describe_window_effect(steps.get("window_effect")),
+        *(
+            f"not computed: {skip['analyzer']}: {skip['reason']}"
+            for skip in analysis["skipped"]
+            if skip["analyzer"] in _EXPECTED_RESULTS and not (skip["analyzer"] in _OF_GPUS and "host" in results)
+        ),
+    ]
+
+
 def _describe_window_effect(effect: Mapping[str, Any] | None) -> list[str]:
     """Say that a window slowed the steps after it, and which steps the figures are of."""
     if effect is None or effect["verdict"] != "slower":
@@ -93,22 +130,32 @@ def _describe_window_effect(effect: Mapping[str, Any] | None) -> list[str]:
 
 def describe_wall_clock(clock: Mapping[str, Any]) -> str:
     """Where the wall time of the slowest rank went, the largest parts first."""
-    parts = [part for part in clock["parts"] if part["share"]]
-    named = [f"{part['label']} {percent(part['share']):.1f} %" for part in parts[:MOST_RANKS]]
-    if rest := sum(part["share"] for part in parts[MOST_RANKS:]):
-        named.append(f"the rest {percent(rest):.1f} %")
-    return f"of rank {clock['rank']}, {format_seconds(clock['wall_s'])}: {', '.join(named)}"
+    parts = ", ".join(f"{label} {percent(share):.1f} %" for share, label in wall_parts(clock))
+    return f"wall clock of rank {clock['rank']}, {format_seconds(clock['wall_s'])}: {parts}"
 
 
-def _describe_shares(breakdown: Mapping[str, Any] | None) -> list[str]:
-    if breakdown is None:
-        return []
+def wall_parts(clock: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """The share of each part, of 1, and its name: the largest ones, and the rest."""
+    shares: dict[str, float] = {}
+    for part in clock["parts"]:
+        label = _WALL_PARTS.get(part["part"], part["label"])
+        shares[label] = shares.get(label, 0.0) + part["share"]
+    parts = sorted(((share, label) for label, share in shares.items() if share), reverse=True)
+    rest = parts[_MOST_PARTS - 1 :]
+    return [*parts[: _MOST_PARTS - 1], (sum(share for share, _ in rest), REST)] if len(rest) > 1 else parts
+
+
+def describe_shares(results: Mapping[str, Any]) -> str | None:
+    """The parts of the profiled time of one rank: of the straggler where there is one."""
+    breakdown = results.get("breakdown") or results.get("host")
+    if breakdown is None or not breakdown["ranks"]:
+        return None
+    straggler = (results.get("stragglers") or {}).get("straggler")
     ranks: Sequence[Mapping[str, Any]] = breakdown["ranks"]
-    more = [f"... and {len(ranks) - MOST_RANKS} more ranks"] if len(ranks) > MOST_RANKS else []
-    return [*map(_describe_rank, ranks[:MOST_RANKS]), *more]
+    return _describe_rank(next((rank for rank in ranks if rank["rank"] == straggler), ranks[0]))
 
 
-def shares_of(rank: Mapping[str, Any]) -> list[tuple[float, str]]:
+def _shares_of(rank: Mapping[str, Any]) -> list[tuple[float, str]]:
     """The share of each part of a rank's profiled time, of 1, and its name."""
     row = rank.get("marked") or rank
     whole = row["window_us"]
@@ -116,7 +163,7 @@ def shares_of(rank: Mapping[str, Any]) -> list[tuple[float, str]]:
 
 
 def _describe_rank(rank: Mapping[str, Any]) -> str:
-    shares = sorted(shares_of(rank), key=lambda share: -share[0])
-    parts = ", ".join(f"{label} {percent(share):.1f} %" for share, label in shares)
+    shares = sorted(_shares_of(rank), key=lambda share: -share[0])
+    parts = ", ".join(f"{label} {percent(share):.1f} %" for share, label in shares if share)
     window_us = (rank.get("marked") or rank)["window_us"]
-    return f"rank {rank['rank']}: {parts} of {format_seconds(window_us / US_PER_S)} profiled"
+    return f"profiled steps of rank {rank['rank']}, {format_seconds(window_us / US_PER_S)}: {parts}"

@@ -5,6 +5,7 @@ No number is cut: a table that is too wide becomes several, each with the first 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -19,25 +20,29 @@ from rich.text import Text
 
 from perfscope.renderers import Terminal
 from perfscope.renderers.cells import ABSENT, is_numeric, to_line, to_text
-from perfscope.renderers.summary import MOST_RANKS, describe_findings, describe_steps, describe_wall_clock, shares_of
+from perfscope.renderers.summary import (
+    MOST_FINDINGS,
+    REST,
+    describe_doubts,
+    describe_nothing,
+    describe_shares,
+    describe_steps,
+    name_finding,
+    wall_parts,
+)
 from perfscope.report import Report, Section, escape_control_characters
 from perfscope.units import format_count, format_seconds
 
 _HEADING, _FAINT, _DOUBT = "bold cyan", "dim", "yellow"
 _VERDICTS = {"slower": "bold red", "faster": "bold green", "same": "bold", "incomparable": "bold yellow"}
 _OF_COMPARISONS = ("Figures", "Limits", "What the change is made of", "Verdicts")
-_PARTS = {
-    "compute": "blue",
-    "exposed communication": "yellow",
-    "exposed copies": "magenta",
-    "data loading": "red",
-    "idle": "bright_black",
-    "other": "bright_black",
-}
+#: Of the parts of the wall clock, the largest first.
+_COLOURS = ("blue", "yellow", "magenta", "green", "cyan")
+_FAINT_PART = "bright_black"
 #: Rows of a finding.
-_FINDING_ROWS = 4
-#: Columns of a rank's name and bar, of the names and the numbers of a comparison, and of a column of texts, which wrap.
-_RANK, _BAR, _NAME, _NUMBER, _NARROWEST_TEXT = 8, 24, 23, 10, 12
+_FINDING_ROWS = 3
+#: Columns of the bar, of the names and the numbers of a comparison, and of a column of texts, which wrap.
+_BAR, _NAME, _NUMBER, _NARROWEST_TEXT = 72, 23, 10, 12
 #: Between columns: one blank of a cell, one of the box.
 _PADDING = 2
 
@@ -48,7 +53,7 @@ def render_screen(report: Report, terminal: Terminal) -> str:
     lines: list[Text] = []
     match str(report.data.get("schema")):
         case "perfscope/analysis/1":
-            lines += _draw_analysis(report.data["results"], console)
+            lines += _draw_analysis(report.data, console)
         case "perfscope/analyses/1":
             lines += map(_draw_run, report.data["analyses"])  # type: ignore[arg-type]  # they are objects
         case "perfscope/comparison/1" | "perfscope/comparisons/1":
@@ -62,8 +67,8 @@ def render_screen(report: Report, terminal: Terminal) -> str:
         following = len(report.warnings) - 1
         hint = f" ({following} more: --section warnings)" if following else ""
         end += _wrap(_plain(f"Warning{hint}: {report.warnings[0]}", _DOUBT), console)
-    titles = ", ".join(section.title.lower() for section in report.sections)
-    end += _wrap(_plain(f"Everything: --format md. One part: --section NAME: {titles}", _FAINT), console)
+    end += _wrap(_plain(f"Page: {report.page}"), console) if report.page else []
+    end += _wrap(_plain(_describe_more(report), _FAINT), console)
     room = terminal.height - len(top) - len(end)
     if len(lines) > room:
         lines = [*lines[: room - 1], _plain(f"... and {format_count(len(lines) - room + 1, 'more line')}", _FAINT)]
@@ -72,34 +77,49 @@ def render_screen(report: Report, terminal: Terminal) -> str:
     return _written(console)
 
 
-def _draw_analysis(results: Any, console: Console) -> Iterator[Text]:  # noqa: ANN401 - JSON
-    """The findings, the steps, the wall clock, and a bar a rank; of many ranks the straggler comes first."""
-    for number, line in enumerate(describe_findings(results)):
-        yield from _wrap(_plain(line.replace("`", ""), "yellow" if number else "bold yellow"), console, _FINDING_ROWS)
+def _describe_more(report: Report) -> str:
+    """How to see the rest, with the command where the report is of one run."""
+    match report.data:
+        case {"results": {"wall_clock": _}, "inputs": [str(run), *_]}:
+            return f"Everything: perfscope analyze {shlex.quote(run)} --format md. One part: --section NAME."
+    return "Everything: --format md. One part: --section NAME."
+
+
+def _draw_analysis(analysis: Mapping[str, Any], console: Console) -> Iterator[Text]:
+    """The findings with their price, place and advice, a bar of the wall clock, the steps and the throughput."""
+    results = analysis["results"]
+    findings = results.get("findings")
+    for number, finding in enumerate((findings or ())[:MOST_FINDINGS], 1):
+        style = _DOUBT if number > 1 else f"bold {_DOUBT}"
+        yield from _wrap(_plain(f"{number}. {name_finding(finding)}", style), console)
+        why = f"{finding['evidence'][0]['text']} {finding['advice']}".replace("`", "")
+        yield from _wrap(_plain(why), console, _FINDING_ROWS, indent="   ")
+    if findings is not None and len(findings) > MOST_FINDINGS:
+        yield _plain(f"{len(findings) - MOST_FINDINGS} more: --section findings", _FAINT)
+    elif findings is not None and not findings:
+        yield _plain(describe_nothing(results), "bold")
+    if (clock := results.get("wall_clock")) is not None:
+        yield from _draw_wall_clock(clock, console)
+    if (shares := describe_shares(results)) is not None:
+        yield from _wrap(_plain(shares), console)
     if (steps := results.get("steps")) is not None:
         yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console)
-    if (clock := results.get("wall_clock")) is not None:
-        yield from _wrap(_plain(f"wall clock {describe_wall_clock(clock)}"), console)
-    straggler = (results.get("stragglers") or {}).get("straggler")
-    ranks = (results.get("breakdown") or results.get("host") or {"ranks": ()})["ranks"]
-    if len(ranks) > MOST_RANKS:
-        ranks = sorted(ranks, key=lambda rank: straggler is not None and rank["rank"] != straggler)
-    yield from map(_draw_rank, ranks[:MOST_RANKS])
-    if len(ranks) > MOST_RANKS:
-        yield _plain(f"... and {format_count(len(ranks) - MOST_RANKS, 'more rank')}", _FAINT)
+    for line in describe_doubts(analysis):
+        yield from _wrap(_plain(line, _DOUBT), console)
 
 
-def _draw_rank(rank: Mapping[str, Any]) -> Text:
-    line = Text(f"rank {'?' if rank['rank'] is None else rank['rank']}".ljust(_RANK), _HEADING)
-    shares = shares_of(rank)
-    before = 0.0
-    for share, label in shares:
-        line.append("█" * (round(_BAR * (before + share)) - round(_BAR * before)), _PARTS[label])
+def _draw_wall_clock(clock: Mapping[str, Any], console: Console) -> Iterator[Text]:
+    """One bar, and what its colours are."""
+    parts, width = wall_parts(clock), min(console.width - 2, _BAR)
+    bar, names, before = Text(), Text(), 0.0
+    for (share, label), colour in zip(parts, _COLOURS, strict=False):
+        style = _FAINT_PART if label == REST else colour
+        bar.append("█" * (round(width * (before + share)) - round(width * before)), style)
+        names.append(f"{'  ' if names else ''}{label}", style).append(f" {share:.1%}")
         before += share
-    line.append(" " * (_BAR - round(_BAR * before)))
-    for share, label in sorted(shares, reverse=True):
-        line.append(f" {label}", _PARTS[label]).append(f" {share:.0%}")
-    return line
+    yield _plain(f"Wall clock of rank {clock['rank']}: {format_seconds(clock['wall_s'])}", _HEADING)
+    yield bar
+    yield from _wrap(names, console)
 
 
 def _draw_run(analysis: Mapping[str, Any]) -> Text:
@@ -134,7 +154,8 @@ def render(report: Report, terminal: Terminal) -> str:
         for line in escape_control_characters(section.drawing).splitlines():
             console.print(Text(line), no_wrap=True, overflow="ellipsis")
         for note in section.notes:
-            console.print(_plain(f"- {note.replace('**', '').replace('`', '')}", _FAINT))
+            faint = _FAINT if section.columns or section.drawing else ""  # below something
+            console.print(_plain(f"- {note.replace('**', '').replace('`', '')}", faint))
     for warning in report.warnings:
         console.print(_plain(f"Warning: {warning}", _DOUBT))
     return _written(console)
@@ -211,9 +232,10 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(to_line(text), style)
 
 
-def _wrap(line: Text, console: Console, most: int = 2) -> list[Text]:
-    """At most so many rows of a long line, all but the first one indented; the last one shows where it is cut."""
-    first, *following = line.wrap(console, console.width - 3) or [line]
+def _wrap(line: Text, console: Console, most: int = 2, *, indent: str = "") -> list[Text]:
+    """At most so many rows of a long line, all but the first one further indented; the last shows where it is cut."""
+    rows = line.wrap(console, console.width - 3 - len(indent)) or [line]
+    first, *following = (Text(indent).append_text(row) for row in rows)
     cut, following = following[most - 1 :], [Text("  ").append_text(row) for row in following[: most - 1]]
     for row in following:
         row.rstrip()

@@ -14,7 +14,8 @@ ENDED = Ending(0, None)
 
 
 def lines_of(run: Path, *, writes_page: bool) -> list[str]:
-    return list(complete(run, ENDED, writes_page=writes_page).notes)
+    outcome = complete(run, ENDED, writes_page=writes_page)
+    return [*outcome.notes, *outcome.summary]
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_the_summary_is_one_screen_with_the_findings_first(
     monkeypatch.setenv("LINES", str(size[1]))
     lines = lines_of(run(capsys, "analyze", run_dir), size[0])
     assert len(lines) < size[1]  # and the prompt
-    assert lines[1].startswith("finding")
+    assert lines[1].startswith(("1. ", "findings: "))
     assert "--format md" in " ".join(line.strip() for line in lines)
 
 
@@ -58,10 +58,12 @@ def test_the_summary_names_costs_advice_steps_and_shares(capsys: Capture) -> Non
     answer = run(capsys, "analyze", UNPINNED)
     text = "\n".join(lines_of(answer))
     words = " ".join(text.split())
-    assert "finding 1: unpinned copies, 9.999 ms (50 % of a step): Try DataLoader(pin_memory=True)" in words
+    assert "1. Unpinned copies: 330 ms of 661.7 ms (49.9 % of the loop) A step copies" in words
+    assert "Try DataLoader(pin_memory=True)" in words
     assert "34 training steps on 1 rank, counted by optimizer: step time 20.05 ms" in words
-    assert re.search(r"^rank 0  █+ +exposed copies \d+% compute \d+% idle \d+%", text, re.MULTILINE)
-    assert "\x1b[1;33mfinding 1: unpinned copies" in answer.out
+    assert text.count("█\n") == 1
+    assert re.search(r"^start-up +\d+\.\d% +", text, re.MULTILINE)
+    assert "\x1b[1;33m1. Unpinned copies" in answer.out
 
 
 @pytest.mark.parametrize("setting", [("NO_COLOR", "1"), ("TERM", "dumb")])

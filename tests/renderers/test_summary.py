@@ -18,7 +18,7 @@ def host(**parts_us: float) -> dict[str, Any]:
 def test_data_loading_is_named_and_the_largest_share_comes_first() -> None:
     shares = host(compute=40.0, exposed_communication=0.0, exposed_data_loading=940.0, other=20.0)
     assert summarize(analysis_of(host=shares))[0] == (
-        "rank 0: data loading 94.0 %, compute 4.0 %, other 2.0 %, exposed communication 0.0 % of 1 ms profiled"
+        "profiled steps of rank 0, 1 ms: data loading 94.0 %, compute 4.0 %, other 2.0 %"
     )
 
 
@@ -28,15 +28,28 @@ def test_a_warning_is_printed_once() -> None:
 
 def test_a_run_on_processors_does_not_miss_the_breakdown_of_devices() -> None:
     analysis = analysis_of(host=host(compute=1000.0))
-    analysis["skipped"] = [{"analyzer": "breakdown", "reason": "training ran without a GPU"}]
+    analysis["skipped"] = [{"analyzer": name, "reason": "training ran without a GPU"} for name in ("gpus", "breakdown")]
     assert not any("not computed" in line for line in summarize(analysis))
 
 
-def test_the_wall_clock_names_its_largest_parts() -> None:
-    parts = [{"label": f"part {number}", "share": share} for number, share in enumerate((0.5, 0.2, *([0.03] * 10)))]
+def test_the_wall_clock_is_at_most_five_parts_as_people_say_them() -> None:
+    keys = ("set_up", "imports", "steps", "first_step", "saves", "validation", "between_steps", "hooks", "end")
+    shares = (0.4, 0.1, 0.2, 0.05, 0.09, 0.06, 0.05, 0.03, 0.02)
+    parts = [{"part": key, "label": key, "share": share} for key, share in zip(keys, shares, strict=True)]
     first, _ = summarize(analysis_of(wall_clock={"rank": 3, "wall_s": 16.2, "parts": parts}))
-    assert first.startswith("wall clock of rank 3, 16.2 s: part 0 50.0 %, part 1 20.0 %, ")
-    assert first.endswith("part 7 3.0 %, the rest 12.0 %")
+    named = "start-up 50.0 %, steps 25.0 %, saves 9.0 %, evaluation 6.0 %, the rest 10.0 %"
+    assert first == f"wall clock of rank 3, 16.2 s: {named}"
+
+
+def test_a_finding_is_one_line_with_what_where_how_much_and_what_to_do() -> None:
+    pause = {
+        "title": "Pause",
+        "place": "report (train.py:11)",
+        "cost": "4 s of 8 s (50 % of the loop)",
+        "advice": "Stop.",
+    }
+    line, *_ = summarize(analysis_of(findings=[pause]))
+    assert line == "finding 1: Pause, in report (train.py:11): 4 s of 8 s (50 % of the loop). Stop."
 
 
 def test_a_window_that_slowed_later_steps_is_said() -> None:

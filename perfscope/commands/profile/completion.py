@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isal import igzip
 
@@ -27,6 +27,7 @@ from perfscope.hooks.reach.supervise import Ending
 from perfscope.hooks.record_files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
+from perfscope.report import Report
 from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SUFFIX
 from perfscope.wire.records import to_file
 from perfscope.wire.traces import STORE_VARIABLE
@@ -38,21 +39,38 @@ _PARENT = str(Path(__file__).resolve().parents[3])
 _ANALYZE = "import sys; sys.path[:] = {path!r}; from perfscope.cli import main; main()"
 
 
+class _Summary(NamedTuple):
+    """The report of a run, and the lines in its place where standard output is no terminal."""
+
+    report: Report | None
+    lines: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+
+
 def complete(run_dir: Path | None, ending: Ending, *, writes_page: bool) -> Outcome:
-    """Record how the command ended, and summarize the run, where there is one, with its page or without."""
+    """Record how the command ended, and summarize the run, where there is one, with its page or without.
+
+    On a terminal the summary is the screen of `perfscope analyze`.
+    """
     lines: list[str] = []
+    summary: _Summary | None = None
     if run_dir is not None:
-        lines.append(f"the command {ending}")
+        lines += [f"the command {ending}"] if ending.code or ending.signal else []
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
             _, error = call_safely(lambda: _record_end(run_dir, ending))
             lines += [] if error is None else [f"{run_dir} is incomplete: {error}"]
             summary, error = call_safely(lambda: _summarize_run(run_dir, writes_page=writes_page))
-            lines += summary or [f"the run could not be summarised: {error}", f"run: {_shorten_path(run_dir)}"]
+            if summary is None:
+                lines += [f"the run could not be summarised: {error}", f"run: {_shorten_path(run_dir)}"]
+            else:
+                lines += summary.problems
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    return Outcome(notes=tuple(lines), exit_code=ending.code, signal=ending.signal)
+    report, following = (None, ()) if summary is None else (summary.report, summary.lines)
+    code, number = ending.code, ending.signal
+    return Outcome(report, None, notes=tuple(lines), summary=following, exit_code=code, signal=number)
 
 
 def _record_end(run_dir: Path, ending: Ending) -> None:
@@ -65,19 +83,25 @@ def _record_end(run_dir: Path, ending: Ending) -> None:
         shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
 
 
-def _summarize_run(run_dir: Path, *, writes_page: bool) -> list[str]:
+def _summarize_run(run_dir: Path, *, writes_page: bool) -> _Summary:
     """Analyze the run, for its page where it has one; without it where that is not possible."""
-    end = [f"run: {_shorten_path(run_dir)}"]
+    shown, page, problems = _shorten_path(run_dir), "", []
+    answer = None
     if writes_page:
-        page = run_dir / wire.PAGE_FILE
-        answer, problem = _ask("export", "--output", str(page), str(run_dir))
-        if answer is not None:
-            return [*summarize(answer["analysis"]), *end, f"page: {_shorten_path(page)}", *_list_viewers(run_dir)]
-        end.insert(0, f"the page could not be written: {problem}")
-    analysis, problem = _ask("analyze", str(run_dir))
+        answer, problem = _ask("export", "--output", f"{shown}/{wire.PAGE_FILE}", "--", shown)
+        problems += [] if answer else [f"the page could not be written: {problem}"]
+        page = f"{shown}/{wire.PAGE_FILE}" if answer else ""
+    analysis = answer["analysis"] if answer else None
     if analysis is None:
-        return [f"the run could not be summarised: {problem}", *end]
-    return [*summarize(analysis), *end, *_list_viewers(run_dir)]
+        analysis, problem = _ask("analyze", "--", shown)
+        problems += [] if analysis else [f"the run could not be summarised: {problem}"]
+    more = f"everything: perfscope analyze {shlex.quote(shown)}"
+    end = (f"run: {shown}", *([f"page: {page}"] if page else []), more)
+    if analysis is None:
+        return _Summary(None, end, tuple(problems))
+    command = json.loads((run_dir / wire.RUN_FILE).read_bytes())["command"]
+    report = Report(f"Where the time went: {shlex.join(command)}", analysis, (), tuple(analysis["warnings"]), page)
+    return _Summary(report, (*summarize(analysis), *end), tuple(problems))
 
 
 def _ask(command: str, *words: str) -> tuple[dict[str, Any] | None, str]:
@@ -96,19 +120,6 @@ def _ask(command: str, *words: str) -> tuple[dict[str, Any] | None, str]:
         return json.loads(process.stdout), ""
     except ValueError:
         return None, (process.stderr.strip() or "no output").splitlines()[-1]
-
-
-def _list_viewers(run_dir: Path) -> list[str]:
-    lines = [f"report: perfscope analyze {shlex.quote(_shorten_path(run_dir))}"]
-    traces = list((run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}*"))
-    if traces:
-        most_to_see = min(traces, key=lambda trace: (len(trace.parts), trace))  # light windows are in a folder below
-        folder = shlex.quote(_shorten_path(run_dir / wire.TRACES_FOLDER))
-        lines += [
-            f"timeline: open {_shorten_path(most_to_see)} at https://ui.perfetto.dev",
-            f"TensorBoard: tensorboard --logdir {folder} (with torch-tb-profiler)",
-        ]
-    return lines
 
 
 def _shorten_path(path: Path) -> str:
