@@ -28,7 +28,7 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
             folder = module.relative_to(ROOT / top).parent
             if not any((ROOT / top).joinpath(*folder.parts[: n + 1]).is_symlink() for n in range(len(folder.parts))):
                 found.add(".".join([name, *folder.parts]))
-    assert found - {"perfscope.entry"} == listed - {"perfscope_toolkit"}
+    assert found - {"perfscope.entry"} == listed - {"perfscope_toolkit", "perfscope.page.findings"}
 
 
 @pytest.mark.slow
@@ -37,6 +37,7 @@ def test_a_wheel_is_of_pure_python(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     for name in HOMES:
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs" / "findings", tmp_path / "docs" / "findings")
     command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "bdist_wheel"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -44,6 +45,7 @@ def test_a_wheel_is_of_pure_python(tmp_path: Path) -> None:
     assert file.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(file).namelist())
     assert {"perfscope/hooks/capture.py", "perfscope/analyzers/steps.py", "perfscope/cli.py"} <= names
+    assert "perfscope/page/findings/host_pauses.md" in names, "the page explains findings without a checkout"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

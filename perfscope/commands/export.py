@@ -127,7 +127,7 @@ def _write_page(paths: Sequence[str], path: Path) -> Report:
         "parts": [{"part": part.identity, "absent": part.drawn.absent or None} for part in document.parts],
         "analysis": {**analyzed.data, "warnings": list(analyzed.warnings)},
     }
-    rows = tuple((part.title, part.drawn.absent or "shown") for part in document.parts)
+    rows = tuple((part.title, f"no: {part.drawn.absent}" if part.drawn.absent else "yes") for part in document.parts)
     note = f"{path}: {len(content) / MB:.2f} MB, one file, no network. Open it in a browser."
     section = Section("Parts of the page", (Column("Part"), Column("Shown")), rows, (note,))
     return Report(f"A page of {document.title}", data, (section,), document.damage)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
 
 import msgspec
+from markdown_it import MarkdownIt
 
 from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
@@ -14,6 +19,7 @@ from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.findings import NOTHING, NOTHING_RECORDED, Findings
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import GB, US_PER_S
@@ -25,7 +31,7 @@ from perfscope.page.part import Drawn, PageDocument, PagePart, Tile, result_of
 from perfscope.page.parts import bars, curves
 from perfscope.page.parts.timeline import draw_timeline
 from perfscope.report import Column, Section, percent
-from perfscope.units import format_count, format_ranges, format_seconds
+from perfscope.units import format_count, format_ranges, format_rate, format_seconds
 
 
 def draw_findings(analysis: Analysis) -> Drawn:
@@ -42,7 +48,7 @@ def draw_findings(analysis: Analysis) -> Drawn:
 def _card(finding: Finding, index: int) -> str:
     pointer = f"/results/findings/{index}"
     low, high = (format_seconds(edge / US_PER_S) for edge in finding.interval_us)
-    between = f"{low} to {high}, " if low != high else ""
+    between = f"{low} to {high} a step, " if low != high else ""
     ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks, 8)}" if finding.ranks else "all ranks"
     evidence = "".join(f"<li>{with_code(item.text)}</li>" for item in finding.evidence)
     if finding.saved_bytes is not None:
@@ -56,7 +62,7 @@ def _card(finding: Finding, index: int) -> str:
         f"<li><h3>{clean(finding.title)}</h3>{cost}"
         f'<p class="advice">{with_code(finding.advice)}</p><ul class="evidence">{evidence}</ul>'
         f'<p class="faint">{between}{clean(str(finding.basis))}, '
-        f"{ranks} · <code>docs/findings/{clean(finding.id)}.md</code></p></li>"
+        f"{ranks}</p>{_explain(finding)}</li>"
     )
 
 
@@ -64,11 +70,26 @@ def _cost_in_time(finding: Finding, pointer: str) -> str:
     share = percent(finding.share_of_step) or 0.0
     return (
         f'<p class="cost"><strong data-pointer="{pointer}/share_of_step" data-value="{finding.share_of_step!r}">'
-        f"{share:.1f} %</strong> <span>{clean(finding.cost)}</span>"
+        f"{share:.1f} %</strong> <span{_point_to_cost(finding, pointer)}>{clean(finding.cost)}</span>"
         '<svg class="share" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
         '<rect width="100" height="4"/>'
         f'<rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'
     )
+
+
+def _explain(finding: Finding) -> str:
+    """What the documentation says of a finding; empty of a rule that is not in it."""
+    folders = (files("perfscope.page") / "findings", Path(__file__).parents[2] / "docs" / "findings")
+    text = next((page for folder in folders if (page := folder / f"{finding.id}.md").is_file()), None)
+    if text is None:
+        return ""
+    _, _, body = text.read_text(encoding="utf-8").partition("\n")
+    html = MarkdownIt("commonmark", {"html": False}).render(_LINK.sub(r"\1", body))
+    return f"<details><summary>What this means, and when it is no fault</summary>{html}</details>"
+
+
+def _point_to_cost(finding: Finding, pointer: str) -> str:
+    return "" if finding.cost_s is None else f' data-pointer="{pointer}/cost_s" data-value="{finding.cost_s!r}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +110,9 @@ class _Kind:
         """What is drawn, and the tables; or why there is none."""
         needs = self.needs or self.results
         if not any(name in analysis.results for name in needs):
-            reasons = [each.reason for each in (*analysis.skipped, *analysis.inapplicable) if each.analyzer == needs[0]]
-            reason = "; ".join(dict.fromkeys(reasons)) or self.otherwise
-            return PagePart(self.identity, self.title, Drawn(absent=f"Nothing to show: {reason}."))
+            reasons = {each.analyzer: each.reason for each in (*analysis.inapplicable, *analysis.skipped)}
+            reason = next((reasons[name] for name in needs if name in reasons), self.otherwise)
+            return PagePart(self.identity, self.title, Drawn(absent=reason))
         drawn = self.draw(analysis) if self.draw else Drawn()
         results = [analysis.results[name] for name in self.results if name in analysis.results]
         sections = tuple(section for result in results for section in result.sections())
@@ -101,16 +122,21 @@ class _Kind:
         return PagePart(self.identity, self.title, drawn, sections)
 
 
+#: A link of the documentation, which leads nowhere from a page.
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+#: A longer command stands below the title.
+_LONGEST_TITLE = 72
 #: The parts in their order; what is in none of them stands at the end as tables.
 _KINDS = (
     _Kind("findings", "Findings", (), draw_findings, ("findings",), "no step was measured"),
-    _Kind("steps", "Step times", ("steps",), curves.draw_steps),
+    _Kind("steps", "Training loop", ("steps", "loop"), curves.draw_steps, ("steps",)),
     _Kind("goodput", "Goodput", ("wall_clock",), bars.draw_wall_clock),
-    _Kind("breakdown", "Device time", ("breakdown", "idle", "host"), bars.draw_breakdown, ("breakdown", "host")),
+    _Kind("stragglers", "Late ranks", ("late_ranks", "stragglers"), curves.draw_stragglers),
+    _Kind("breakdown", "Device time", ("breakdown", "idle"), bars.draw_breakdown, ("breakdown",)),
+    _Kind("host", "Host time", ("host",), bars.draw_host),
     _Kind("timeline", "Timeline", ("timeline",), draw_timeline),
     _Kind("overlap", "Overlap by axis", ("overlap",)),
     _Kind("collectives", "Collectives", ("collectives",), curves.draw_collectives),
-    _Kind("stragglers", "Stragglers", ("stragglers",), curves.draw_stragglers),
     _Kind("gpus", "GPUs under the steps", ("gpus", "energy", "throttling"), curves.draw_gpus, ("gpus",)),
     _Kind("pipeline", "Pipeline", ("pipeline_bubble", "pipeline_steps"), bars.draw_pipeline),
     _Kind("kernels", "Kernels", ("kernels",)),
@@ -137,9 +163,11 @@ def build_page(analysis: Analysis) -> str:
 def describe_analysis(analysis: Analysis) -> PageDocument:
     """What the page of an analysis shows, in its order."""
     run = analysis.run
-    title = shlex.join(run.command) if run is not None else ""
+    command = shlex.join(run.command) if run is not None else ""
     first, *others = analysis.inputs
-    title = title or (f"{first} and {len(others):,} more" if others else first)
+    title = textwrap.shorten(command, _LONGEST_TITLE, placeholder=" …") or (
+        f"{first} and {len(others):,} more" if others else first
+    )
     parts = (*(kind.show(analysis) for kind in _KINDS), _show_others(analysis))
     groupings = find_groupings(analysis)
     parts = tuple(
@@ -147,7 +175,13 @@ def describe_analysis(analysis: Analysis) -> PageDocument:
     )
     remarks = (*analysis.windows.describe(), *analysis.windows.notes)
     return PageDocument(
-        title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), parts
+        title=title,
+        command=command if command != title else "",
+        facts=tuple(_list_facts(analysis)),
+        damage=analysis.damage,
+        remarks=remarks,
+        tiles=tuple(_list_tiles(analysis)),
+        parts=parts,
     )
 
 
@@ -175,14 +209,16 @@ def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
     steps = result_of(analysis, "steps", StepTimes)
     if steps is not None and steps.step_time_s is not None:
         yield Tile("step time", format_seconds(steps.step_time_s), steps.step_time_s, "/results/steps/step_time_s")
-    if steps is not None and steps.tokens_per_s is not None:
-        yield Tile("tokens/s", f"{steps.tokens_per_s:,.0f}", steps.tokens_per_s, "/results/steps/tokens_per_s")
-    elif steps is not None and steps.samples_per_s is not None:
-        yield Tile("samples/s", f"{steps.samples_per_s:,.1f}", steps.samples_per_s, "/results/steps/samples_per_s")
+    loop = result_of(analysis, "loop", Loop)
+    unit = "tokens" if steps is not None and steps.tokens_per_s is not None else "samples"
+    for name, result, words in (("steps", steps, "in steady state"), ("loop", loop, "with everything")):
+        rate: float | None = getattr(result, f"{unit}_per_s", None)
+        if rate is not None:
+            yield Tile(f"{unit}/s {words}", format_rate(rate), rate, f"/results/{name}/{unit}_per_s")
     utilisation = result_of(analysis, "mfu", Utilisation)
     if utilisation is not None and utilisation.mfu is not None:
         text = f"{percent(utilisation.mfu):.1f} %"
-        yield Tile(f"MFU by {utilisation.convention}", text, utilisation.mfu, "/results/mfu/mfu")
+        yield Tile(f"MFU, FLOPs by {utilisation.convention}", text, utilisation.mfu, "/results/mfu/mfu")
     breakdown = result_of(analysis, "breakdown", Breakdown)
     if breakdown is not None and breakdown.row.window:
         yield from _shares_of_window(breakdown)
@@ -193,7 +229,7 @@ def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
     largest = max((peak for peak in peaks if peak is not None), default=None)
     if largest is not None:
         pointer = f"/results/steps/ranks/{peaks.index(largest)}/memory_peak_bytes"
-        yield Tile("peak of tensors", f"{largest / GB:,.1f} GB", largest, pointer)
+        yield Tile("peak memory of tensors", f"{largest / GB:,.1f} GB", largest, pointer)
 
 
 def _shares_of_window(breakdown: Breakdown) -> Iterator[Tile]:
@@ -218,6 +254,6 @@ def _show_others(analysis: Analysis) -> PagePart:
         rows = tuple((skip.analyzer, skip.reason) for skip in analysis.skipped)
         sections.append(Section("Not computed", (Column("Result"), Column("Reason")), rows))
     if not sections:
-        return PagePart("others", "Other results", Drawn(absent="Nothing to show: all results are drawn above."))
+        return PagePart("others", "Other results", Drawn(absent="all results are drawn above"))
     lead = "Tables of `perfscope analyze` that no chart draws, and what could not be computed."
     return PagePart("others", "Other results", Drawn(lead), tuple(sections))

@@ -39,7 +39,8 @@ def render(document: PageDocument) -> str:
             '<div class="columns">',
             *_navigation(document.parts),
             '<main id="main" tabindex="-1">',
-            *(line for part in document.parts for line in _part(part)),
+            *(line for part in document.parts if not part.drawn.absent for line in _part(part)),
+            *_absences(document.parts),
             "</main>\n</div>",
             "<footer><p>Written by perfscope. The page is one file and asks no server for anything.</p></footer>",
             f'<div id="tip" role="presentation" hidden></div>\n<script>{script}</script>\n</body>\n</html>\n',
@@ -110,6 +111,8 @@ def _head(document: PageDocument) -> Iterator[str]:
     yield f'<header>\n<p class="brand">perfscope</p>\n<h1>{_words(document.title)}</h1>'
     if document.facts:
         yield f'<p class="facts">{"".join(f"<span>{clean(fact)}</span>" for fact in document.facts)}</p>'
+    if document.command:
+        yield f"<details><summary>Command</summary><p><code>{_escape_long(document.command)}</code></p></details>"
     if document.damage:
         lines = "".join(f"<li>{clean(line)}</li>" for line in shorten_warnings(document.damage))
         title = "Parts of this run are missing or damaged. The page shows the rest."
@@ -135,10 +138,8 @@ def _tile(tile: Tile) -> str:
 
 
 def _navigation(parts: Sequence[PagePart]) -> Iterator[str]:
-    links = "".join(
-        f'<li><a href="#{part.identity}"{" class=absent" if part.drawn.absent else ""}>{clean(part.title)}</a></li>'
-        for part in parts
-    )
+    shown = (part for part in parts if not part.drawn.absent)
+    links = "".join(f'<li><a href="#{part.identity}">{clean(part.title)}</a></li>' for part in shown)
     summary = "<details open><summary>Contents</summary>"
     yield f'<nav aria-label="Parts of this page">{summary}<ol>{links}</ol></details></nav>'
 
@@ -146,15 +147,23 @@ def _navigation(parts: Sequence[PagePart]) -> Iterator[str]:
 def _part(part: PagePart) -> Iterator[str]:
     yield f'<section id="{part.identity}" class="part" aria-labelledby="{part.identity}-h">'
     yield f'<h2 id="{part.identity}-h">{clean(part.title)}</h2>'
-    if part.drawn.absent:
-        yield f'<p class="absence">{with_code(part.drawn.absent)}</p>\n</section>'
-        return
     if part.drawn.lead:
         yield f'<p class="lead">{with_code(part.drawn.lead)}</p>'
     yield part.drawn.html
     yield from (_figure(figure, f"{part.identity}-{number}") for number, figure in enumerate(part.drawn.figures))
     yield from map(_section, part.sections)
     yield "</section>"
+
+
+def _absences(parts: Sequence[PagePart]) -> Iterator[str]:
+    """One line for all parts without data, by the reason."""
+    titles: dict[str, list[str]] = {}
+    for part in parts:
+        if part.drawn.absent:
+            titles.setdefault(part.drawn.absent, []).append(part.title)
+    if titles:
+        line = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in titles.items())
+        yield f'<p class="absence">{with_code(f"Nothing to show of: {line}.")}</p>'
 
 
 def _figure(figure: PageFigure, identity: str) -> str:

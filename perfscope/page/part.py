@@ -56,9 +56,13 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PageDocument:
-    """A page: facts in a few words each, and sentences on what is damaged and what a reader must know."""
+    """A page: facts in a few words each, and sentences on what is damaged and what a reader must know.
+
+    ``command`` is the whole command where the title is only its beginning.
+    """
 
     title: str
+    command: str
     facts: tuple[str, ...]
     damage: tuple[str, ...]
     remarks: tuple[str, ...]

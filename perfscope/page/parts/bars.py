@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.host import HostTime
+from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.memory import MemoryUse, chart_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
 from perfscope.analyzers.steps import StepTimes
+from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
+from perfscope.measures.parts import HostPart
 from perfscope.measures.parts import LifePart as Spent
 from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, draw_bars, rank_name, result_of, select_rows
-from perfscope.report import Cell, Column, Section, percent_of
+from perfscope.report import Cell, Column, Section, percent, percent_of
 from perfscope.schedules.drawing import to_charts
 
 _DEVICE = (
@@ -27,8 +31,7 @@ _DEVICE = (
 def draw_breakdown(analysis: Analysis) -> Drawn:
     """A stacked bar for each rank and step."""
     breakdown = result_of(analysis, "breakdown", Breakdown)
-    if breakdown is None:
-        return Drawn("No GPU was used: the time of the hosts, from the operators in the traces.")
+    assert breakdown is not None
     bars = []
     for rank in breakdown.ranks:
         if len(breakdown.ranks) <= MOST_DRAWN and rank.steps:
@@ -47,6 +50,64 @@ def draw_breakdown(analysis: Analysis) -> Drawn:
         f"window. {selection.note}"
     )
     return Drawn(lead, (draw_bars("Device time by rank and step", "ms", [name for name, _ in shown], rows, _DEVICE),))
+
+
+_HOST = (
+    ("compute", Colour.COMPUTE),
+    ("exposed communication", Colour.COMMUNICATION),
+    ("data loading", Colour.DATA),
+    ("outside of operators", Colour.PAUSE),
+)
+
+
+def draw_host(analysis: Analysis) -> Drawn:
+    """A stacked bar for each rank and step of a run without a GPU."""
+    host = result_of(analysis, "host", HostTime)
+    assert host is not None
+    bars = [
+        (f"{rank_name(rank.rank)} · step {step.name.rpartition('#')[2]}", step.parts)
+        for rank in host.ranks
+        for step in rank.steps
+    ] or [(rank_name(rank.rank), rank.total) for rank in host.ranks]
+    selection = select_rows([parts.other for _, parts in bars], "time outside of operators")
+    shown = [bars[index] for index in selection.rows]
+    rows = [
+        [
+            time / NS_PER_MS
+            for time in (parts.compute, parts.exposed_communication, parts.exposed_data_loading, parts.other)
+        ]
+        for _, parts in shown
+    ]
+    lead = f"What the hosts did in the profiled steps, from the operators in the traces. {selection.note}"
+    return Drawn(lead, (draw_bars("Host time by rank and step", "ms", [name for name, _ in shown], rows, _HOST),))
+
+
+_LATE = {
+    HostPart.COMPUTE: Colour.COMPUTE,
+    HostPart.EXCHANGE: Colour.COMMUNICATION,
+    HostPart.DATA: Colour.DATA,
+    HostPart.NO_PROCESSOR: Colour.OPERATOR,
+    HostPart.KERNEL: Colour.CALL,
+    HostPart.GARBAGE: Colour.BACKWARD,
+    HostPart.BLOCKED: Colour.WORSE,
+    HostPart.SAVE: Colour.SYNCHRONISATION,
+    HostPart.COMPILATION: Colour.BESIDE,
+}
+
+
+def draw_late_ranks(late: LateRanks) -> Drawn:
+    """The answer in a sentence, and a bar for each rank: what its host did in a mean step."""
+    ranks, steps = late.ranks, late.compared_steps
+    if not steps:
+        return Drawn(f"{late.in_a_sentence()}. ")
+    selection = select_rows([rank.total_ns - rank.parts_ns[HostPart.EXCHANGE] for rank in ranks], "time of their own")
+    shown = [ranks[row] for row in selection.rows]
+    parts = [part for part in _LATE if any(rank.parts_ns[part] for rank in shown)]
+    rows = [[rank.parts_ns[part] / steps / NS_PER_MS for part in parts] for rank in shown]
+    kinds = [(part.label.lower(), _LATE[part]) for part in parts]
+    names = [rank_name(rank.rank) for rank in shown]
+    figure = draw_bars("Mean step on the host, by rank", "ms", names, rows, kinds)
+    return Drawn(f"{late.in_a_sentence()}. {selection.note}", (figure,))
 
 
 _LIFE: tuple[tuple[str, Colour, tuple[Spent, ...]], ...] = (
@@ -90,6 +151,24 @@ def draw_wall_clock(analysis: Analysis) -> Drawn:
     return Drawn(lead, (draw_bars("Wall time by process", "s", names, rows, kinds),))
 
 
+_LIFE_COLOURS = {part: colour for _, colour, parts in _LIFE for part in parts}
+
+
+def draw_loop(loop: Loop) -> tuple[PageFigure, ...]:
+    """A bar of the whole training loop, and one for each line where the training thread was seen."""
+    parts = [(row.part.label, _LIFE_COLOURS[row.part]) for row in loop.parts]
+    times = [[row.s for row in loop.parts]]
+    figures = (draw_bars("Time of the training loop", "s", [rank_name(loop.rank)], times, parts),)
+    seen: dict[str, float] = {}
+    for line in loop.lines:
+        seen[line.place] = seen.get(line.place, 0.0) + line.share
+    if not seen:
+        return figures
+    rows = [[percent(share)] for share in list(seen.values())[:MOST_DRAWN]]
+    kinds = (("of the looks into usual steps", Colour.FIRST),)
+    return (*figures, draw_bars("Lines of the training thread", "%", list(seen)[:MOST_DRAWN], rows, kinds))
+
+
 _MEMORY = (
     ("tensors", Colour.COMPUTE),
     ("other use: caches, contexts, NCCL, other processes", Colour.COPY),
@@ -115,8 +194,7 @@ def draw_memory(analysis: Analysis) -> Drawn:
     if not bars and over_time:
         return Drawn("What tensors held over the window, by what they are for.", over_time)
     if not bars:
-        reason = "Nothing to show: no rank recorded the memory of its device, and NVML was not sampled on it."
-        return Drawn(absent=reason)
+        return Drawn(absent="no rank recorded the memory of its device, and NVML was not sampled on it")
     selection = select_rows([sum(part or 0.0 for part in parts[:2]) for _, parts in bars], "memory in use")
     shown = [bars[index] for index in selection.rows]
     lead = "The most that each rank's device held: tensors by torch's allocator, all use by NVML. GB is 10^9 bytes. "

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from perfscope.analyzers.collectives import Collectives, GroupOperation
+from perfscope.analyzers.loop import Loop, Pauses
 from perfscope.analyzers.steps import StepTimes
+from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.stragglers.traces import Stragglers
 from perfscope.analyzers.throttling import Throttling
 from perfscope.charts.grammar import (
@@ -35,6 +37,7 @@ from perfscope.errors import MissingInput
 from perfscope.measures.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
 from perfscope.measures.step_selection import find_undisturbed, job_times_ns
 from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, bucket_edges, rank_name, result_of, select_rows
+from perfscope.page.parts.bars import draw_late_ranks, draw_loop
 from perfscope.renderers.summary import describe_steps
 from perfscope.report import Column, Section
 from perfscope.result import to_object
@@ -42,11 +45,11 @@ from perfscope.tables.columns import Bool, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 from perfscope.tables.trace import ABSENT
-from perfscope.units import format_bytes, format_ranges
+from perfscope.units import format_bytes, format_ranges, format_seconds
 
 _MOST_POINTS = 600
-#: Steps that take this many times the median are drawn at the upper edge.
-_HIGHEST = 2.5
+#: Where a step takes this many times as long as nearly all others, the axis is logarithmic.
+_FAR, _NEARLY_ALL = 4, 0.9
 _HAPPENINGS: tuple[tuple[str, Colour, Callable[[Steps], Bool]], ...] = (
     ("profiler window", Colour.COPY, lambda steps: np.asarray(steps.window != "", np.bool_)),
     ("checkpoint save", Colour.SYNCHRONISATION, lambda steps: present(steps.save_ns) | steps.draining),
@@ -66,21 +69,25 @@ class _StepRange(NamedTuple):
 
 
 def draw_steps(analysis: Analysis) -> Drawn:
-    """The times of all steps, with windows, saves, collections of garbage, compilations and throttling below them."""
-    run, times = analysis.run, result_of(analysis, "steps", StepTimes)
+    """The times of all steps and what else happened; the loop's parts, and the lines where it was seen."""
+    run, times, loop = analysis.run, result_of(analysis, "steps", StepTimes), result_of(analysis, "loop", Loop)
     if run is None or times is None:
         return Drawn()
     ranges = _list_ranges(run)
     if not ranges:
         return Drawn("Nothing to draw: no step's time is known, because the beginning of none was recorded.")
-    chart = _chart_times(ranges, times)
+    pauses = loop.pauses if loop is not None else None
+    chart = _chart_times(ranges, times, pauses)
     happenings = _chart_happenings(run, analysis)
     if happenings is not None:
         chart = replace(chart, x=replace(chart.x, label=""))
     columns = (Column("Step"), *(Column(f"{name} (ms)", 3) for name in ("The job", "Slowest rank", "Fastest rank")))
     rows = tuple((step.step, step.job, step.slowest, step.fastest) for step in ranges)
     figure = PageFigure((chart, *([happenings] if happenings else [])), Section(chart.title, columns, rows))
-    return Drawn(f"{describe_steps(to_object(times))}.", (figure,))
+    lead = f"{describe_steps(to_object(times), None if loop is None else to_object(loop))}."
+    if pauses is not None:
+        lead += f" {pauses.in_words}: {format_seconds(pauses.s)} of the loop."
+    return Drawn(lead, (figure, *(draw_loop(loop) if loop is not None else ())))
 
 
 def _list_ranges(run: Run) -> list[_StepRange]:
@@ -98,40 +105,40 @@ def _list_ranges(run: Run) -> list[_StepRange]:
     return [_StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
 
 
-def _chart_times(ranges: Sequence[_StepRange], times: StepTimes) -> Chart:
+def _chart_times(ranges: Sequence[_StepRange], times: StepTimes, pauses: Pauses | None) -> Chart:
+    """Every step at its height; the axis is logarithmic where few steps are much longer than the others."""
     ranks = len(times.ranks)
-    middle = times.median_s * MS_PER_S if times.median_s else median(step.job for step in ranges)
-    top = 1.08 * max((step.slowest for step in ranges if step.slowest <= _HIGHEST * middle), default=middle)
-    above = [step for step in ranges if step.job > _HIGHEST * middle]
+    usual = median(step.job for step in ranges)
     buckets = [ranges[first:end] for first, end in bucket_edges(len(ranges), _MOST_POINTS)]
     is_whole = len(buckets) == len(ranges)
     marks: list[Mark] = []
     if ranks > 1 or not is_whole:
         area = tuple(
-            (
-                float(bucket[0].step),
-                min(*(step.fastest for step in bucket), top),
-                min(max(step.slowest for step in bucket), top),
-            )
+            (float(bucket[0].step), min(step.fastest for step in bucket), max(step.slowest for step in bucket))
             for bucket in buckets
         )
         label = f"fastest to slowest {'rank' if is_whole else 'of neighbouring steps'}"
         marks.append(Area(label, Colour.FIRST, area))
-    middles = tuple((float(bucket[0].step), min(median(step.job for step in bucket), top)) for bucket in buckets)
+    middles = tuple((float(bucket[0].step), median(step.job for step in bucket)) for bucket in buckets)
     marks.append(Line("the job" if ranks > 1 else "step", Colour.FIRST, middles))
     if is_whole:
         marks.append(Dots("", Colour.FIRST, middles, tuple(f"step {each.step}: {each.job:,.2f} ms" for each in ranges)))
-    if above:
-        drawn = above[:_MOST_POINTS]
-        tips = tuple(f"step {step.step}: {step.job:,.1f} ms" for step in drawn)
-        marks.append(Dots("beyond the axis", Colour.WORSE, tuple((float(step.step), top) for step in drawn), tips))
+    paused = [step for step in ranges if pauses is not None and step.step in pauses.steps][:_MOST_POINTS]
+    if paused:
+        tips = tuple(f"step {step.step}, with a pause: {step.job:,.2f} ms" for step in paused)
+        points = tuple((float(step.step), step.job) for step in paused)
+        marks.append(Dots("step with a pause", Colour.WORSE, points, tips))
     ends = (float(ranges[0].step), float(ranges[-1].step))
-    marks.append(Line("median in steady state", Colour.QUIET, tuple((x, middle) for x in ends), is_dashed=True))
+    if times.step_time_s is not None:
+        mean = times.step_time_s * MS_PER_S
+        marks.append(Line("step time", Colour.QUIET, tuple((x, mean) for x in ends), is_dashed=True))
+    slowest = sorted(step.slowest for step in ranges)
+    is_far = slowest[-1] > _FAR * slowest[int(_NEARLY_ALL * (len(slowest) - 1))] > 0
     return Chart(
         "Time of each step",
-        f"Times of {len(ranges)} steps in milliseconds, around a median of {middle:.1f} ms.",
+        f"Times of {len(ranges)} steps in milliseconds, around a median of {usual:.1f} ms.",
         Values("step", low=ends[0] - 0.5, high=ends[1] + 0.5),
-        Values("ms", low=0, high=top),
+        Values("ms, logarithmic", Scale.LOGARITHMIC) if is_far else Values("ms", low=0),
         tuple(marks),
     )
 
@@ -306,9 +313,14 @@ def _describe(operation: GroupOperation) -> str:
 
 
 def draw_stragglers(analysis: Analysis) -> Drawn:
-    """A heat map of the waits that each rank caused in each step."""
-    stragglers = result_of(analysis, "stragglers", Stragglers)
-    assert stragglers is not None
+    """Which rank is late: by the hosts of all steps, and a heat map of the waits in the traces of devices."""
+    late, stragglers = result_of(analysis, "late_ranks", LateRanks), result_of(analysis, "stragglers", Stragglers)
+    by_host = Drawn() if late is None else draw_late_ranks(late)
+    by_device = Drawn() if stragglers is None else _draw_waits(stragglers)
+    return Drawn(by_host.lead + by_device.lead, by_host.figures + by_device.figures)
+
+
+def _draw_waits(stragglers: Stragglers) -> Drawn:
     steps = sorted({step for rank in stragglers.ranks for step in rank.caused_in})
     if not steps:
         return Drawn(
