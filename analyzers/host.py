@@ -194,15 +194,12 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
     if not len(trace.operators):
         return None
     is_communication = _names_starting(trace, _COMMUNICATION)
-    spans = trace.operators, trace.annotations
-    communication = _covered(spans, is_communication)
-    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
-    loading = _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
+    compute, communication, loading = find_activity(trace)
     windows = [
         (trace.names[name], int(start), int(end))
         for name, start, end in zip(trace.steps.name, trace.steps.start_ns, trace.steps.end_ns, strict=True)
     ]
-    start, end = _window(trace, windows)
+    start, end = find_window(trace)
     gaps = (compute | communication | loading).gaps(start, end)
     frames = _of_training_thread(trace)
     return (
@@ -219,6 +216,28 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             damaged=bool(trace.damage),
         ),
     )
+
+
+def find_activity(trace: Trace) -> tuple[Intervals, Intervals, Intervals]:
+    """When the host computes, when it communicates, and when it loads data and does neither."""
+    is_communication, spans = _names_starting(trace, _COMMUNICATION), (trace.operators, trace.annotations)
+    communication = _covered(spans, is_communication)
+    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
+    return compute, communication, _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
+
+
+def find_window(trace: Trace) -> tuple[int, int]:
+    """From the first step to the last; without steps from the first operator to the end of the last."""
+    spans = trace.steps if len(trace.steps) else trace.operators
+    return int(spans.start_ns.min()), int(spans.end_ns.max())
+
+
+def outermost_operators(trace: Trace) -> Bool:
+    """Which operators are in no other one; the engine's wrappers are none."""
+    rows = np.flatnonzero(~_names_starting(trace, _WRAPPERS)[trace.operators.name])
+    is_outermost = np.zeros(len(trace.operators), np.bool_)
+    is_outermost[rows[_nest(trace.operators.take(rows)).parent == ABSENT]] = True
+    return is_outermost
 
 
 def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
@@ -326,13 +345,6 @@ def _compute(operators: HostSpans, spans: Sequence[HostSpans], is_communication:
         computing = covered(computes, computes.thread == thread)
         total = total | (computing - _covered(of_thread, is_communication))
     return total
-
-
-def _window(trace: Trace, windows: Sequence[tuple[str, int, int]]) -> tuple[int, int]:
-    """From the first step to the last; without steps from the first operator to the end of the last."""
-    if windows:
-        return min(start for _, start, _ in windows), max(end for _, _, end in windows)
-    return int(trace.operators.start_ns.min()), int(trace.operators.end_ns.max())
 
 
 def _parts(start: int, end: int, compute: Intervals, communication: Intervals, loading: Intervals) -> HostParts:

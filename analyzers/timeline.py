@@ -1,7 +1,8 @@
 """What every device did at every moment, on one clock: the time in each state, and what a picture of it needs.
 
-The states of a device leave nothing out: they add up to its window exactly. A picture of many ranks joins short states
-to their neighbours, and shows some ranks of a very large job; the times here are always those of all states.
+In traces without a GPU it is what the host did. The states leave nothing out: they add up to the window exactly. A
+picture of many ranks joins short states to their neighbours, and shows some ranks of a very large job; the times here
+are always those of all states.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from perfscope.analyzers.clock import analyze as align_clocks
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind, calls_by_group
 from perfscope.analyzers.collectives.matching import match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, measure_device
+from perfscope.analyzers.host import find_activity, find_window, outermost_operators
 from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
 from perfscope.analyzers.pipeline_bubble.layout import find_pipelines
 from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput, NoDevice
+from perfscope.errors import MissingInput
 from perfscope.measures.idle_gaps import gaps_of_device
 from perfscope.measures.intervals import Intervals, covered, union
 from perfscope.measures.marked_steps import step_number, step_numbers
@@ -34,7 +36,9 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _BUSY = ("compute", "compute beside communication", "exposed communication", "exposed copy")
 #: What a device does at a moment; while it is idle, what it waits for.
-STATES = (*_BUSY, *(f"idle: {cause.replace('_', ' ')}" for cause in CAUSES))
+STATES = (*_BUSY, *(f"idle: {cause.replace('_', ' ')}" for cause in CAUSES), "data loading", "outside of operators")
+#: What a host does, in the order of ``_find_host_states``.
+_OF_HOST = tuple(map(STATES.index, ("compute", "exposed communication", "data loading", "outside of operators")))
 
 
 class TrackStep(Struct, frozen=True):
@@ -115,6 +119,7 @@ def _find_states(trace: Trace, device: int, rows: Bool) -> StateRuns:
         for kinds in ((Work.COMPUTE, Work.FUSED), (Work.COMMUNICATION, Work.FUSED), (Work.COPY,))
     )
     gaps = gaps_of_device(trace, device)
+    of_gaps = len(_BUSY) + gaps.parts.argmax(axis=0)
     sets = (
         compute - communication,
         compute & communication,
@@ -122,8 +127,22 @@ def _find_states(trace: Trace, device: int, rows: Bool) -> StateRuns:
         copies - (compute | communication),
         gaps.gaps,
     )
-    of_gaps = len(_BUSY) + gaps.parts.argmax(axis=0)
-    state = np.concatenate([*(np.full(len(moments), index) for index, moments in enumerate(sets[:-1])), of_gaps])
+    states = [*(np.full(len(moments), index) for index, moments in enumerate(sets[:-1])), of_gaps]
+    return _in_order(trace, sets, states)
+
+
+def _find_host_states(trace: Trace) -> StateRuns:
+    start_ns, end_ns = find_window(trace)
+    compute, communication, loading = (moments.clip(start_ns, end_ns) for moments in find_activity(trace))
+    rest = (compute | communication | loading).gaps(start_ns, end_ns)
+    sets = (compute, communication - compute, loading, rest)
+    states = [np.full(len(moments), state) for state, moments in zip(_OF_HOST, sets, strict=True)]
+    return _in_order(trace, sets, states)
+
+
+def _in_order(trace: Trace, sets: Sequence[Intervals], states: Sequence[Int64]) -> StateRuns:
+    """Sets of moments with the states of each, as runs."""
+    state = np.concatenate(states)
     start, end = (np.concatenate([getattr(moments, edge) for moments in sets]) for edge in ("start", "end"))
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
@@ -299,18 +318,23 @@ class LongestEvents(Struct, frozen=True, eq=False):
     total: int
 
 
-def find_longest(trace: Trace, device: int, most: int) -> LongestEvents:
-    """The longest events of a device."""
-    rows = np.flatnonzero(trace.device.device == device)
+def find_longest(trace: Trace, device: int | None, most: int) -> LongestEvents:
+    """The longest events of a device; without one the longest operators that are in no other one."""
+    events = trace.operators if device is None else trace.device
+    is_shown = trace.device.device == device
+    if device is None:
+        start_ns, end_ns = find_window(trace)
+        is_shown = outermost_operators(trace) & (events.start_ns >= start_ns) & (events.end_ns <= end_ns)
+    rows = np.flatnonzero(is_shown)
     total = len(rows)
     if total > most:
-        rows = rows[np.sort(np.argpartition(-trace.device.duration_ns[rows], most)[:most])]
-    used, name = np.unique(trace.device.name[rows], return_inverse=True)
+        rows = rows[np.sort(np.argpartition(-events.duration_ns[rows], most)[:most])]
+    used, name = np.unique(events.name[rows], return_inverse=True)
     return LongestEvents(
         tuple(trace.names[index] for index in used.tolist()),
         np.asarray(name, np.int64),
-        trace.base_ns + trace.device.start_ns[rows],
-        trace.base_ns + trace.device.end_ns[rows],
+        trace.base_ns + events.start_ns[rows],
+        trace.base_ns + events.end_ns[rows],
         total,
     )
 
@@ -369,7 +393,7 @@ class DeviceStates(Figures, frozen=True):
     """What one device did."""
 
     rank: Annotated[int | None, Doc("Its rank.")]
-    device: Annotated[int, Doc("Index of the GPU.")]
+    device: Annotated[int | None, Doc("Index of the GPU; None of a host.")]
     window_us: Annotated[float, Doc("The whole window.")]
     states: Annotated[Mapping[str, float], Doc("The time of each state that occurs; they add up to the window.")]
 
@@ -402,7 +426,7 @@ class JobTimeline(Result, frozen=True, eq=False):
         return tuple(
             DeviceStates(
                 device.tracks.rank,
-                device.tracks.device or 0,
+                device.tracks.device,
                 sum(device.time_ns) / NS_PER_US,
                 {name: ns / NS_PER_US for name, ns in zip(STATES, device.time_ns, strict=True) if ns},
             )
@@ -432,34 +456,38 @@ class JobTimeline(Result, frozen=True, eq=False):
             )
             for device in self.devices
         ]
-        notes = ["The states of a device leave nothing out; an idle moment is of the cause that takes most of its gap."]
+        notes = ["The states leave nothing out; an idle moment is of the cause that takes most of its gap."]
         return (long_table("Timeline", columns, rows, (*notes, *self.notes), most=MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:
-    """The timeline of each device in one trace; None where nothing ran on one."""
+    """The timeline of each device in one trace, or of its host; None where neither is recorded."""
     ranks = max(trace.world_size or 1, 1)
     most = max(_MOST_STATES // ranks, _FEWEST_STATES)
     timelines = []
     for tracks in measure_tracks(trace):
-        if tracks.states is not None and tracks.device is not None:
-            states, joined_ns = simplify(tracks.states, most)
+        every = tracks.states
+        if every is None and len(trace.operators):
+            every = _find_host_states(trace)
+        if every is not None:
+            states, joined_ns = simplify(every, most)
             longest = find_longest(trace, tracks.device, _MOST_EVENTS // ranks)
-            time_ns = sum_states(tracks.states, np.zeros(len(tracks.states.state), np.int64), 1)[0]
+            time_ns = sum_states(every, np.zeros(len(every.state), np.int64), 1)[0]
             shown = replace(tracks, states=states)
             timelines.append(DeviceTimeline(shown, longest, tuple(time_ns.tolist()), joined_ns))
     return tuple(timelines) or None
 
 
 def analyze(partials: Sequence[tuple[DeviceTimeline, ...]]) -> JobTimeline:
-    """Put the devices of all ranks on one clock.
+    """Put the devices of all ranks on one clock; the hosts where no rank has a device.
 
     Raises:
-        MissingInput: No trace has events of a device.
+        MissingInput: No trace has events of a device, or operators.
     """
-    devices = sorted((device for partial in partials for device in partial), key=_place_of)
+    tracked = sorted((device for partial in partials for device in partial), key=_place_of)
+    devices = [device for device in tracked if device.tracks.device is not None] or tracked
     if not devices:
-        raise NoDevice("the traces contain no GPU events")
+        raise MissingInput("the traces contain neither GPU events nor operators")
     shown, why_shown = _choose(devices)
     job = join_tracks([devices[index].tracks for index in shown])
     try:  # nothing where no collective connects the ranks

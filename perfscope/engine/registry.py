@@ -172,7 +172,13 @@ BUILT_IN: tuple[Analyzer, ...] = (
     ),
     Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, is_default=False, is_stored=False),
     Analyzer(
-        "timeline", "perfscope.analyzers.timeline", Reads.TRACES, needs=_WITH_TIMES, is_default=False, is_stored=False
+        "timeline",
+        "perfscope.analyzers.timeline",
+        Reads.TRACES,
+        needs=_WITH_TIMES,
+        needs_without_device=Events.OPERATORS,
+        is_default=False,
+        is_stored=False,
     ),
     Analyzer(
         "budget",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers import host
+from perfscope.analyzers import host, timeline
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ALL_EVENTS, Events
@@ -28,6 +28,31 @@ def analyzed(tmp_path: Path, *events: Event) -> dict[str, Any]:
 
 def parts(entry: dict[str, Any]) -> dict[str, float]:
     return {key.removesuffix("_us"): round(1000 * value) for key, value in entry.items() if key.endswith("_us")}
+
+
+def test_the_timeline_of_a_host_has_the_same_parts_and_the_outermost_operators(tmp_path: Path) -> None:
+    wrapper = "autograd::engine::evaluate_function: AddmmBackward0"
+    events = [
+        step(1, 0, 500),
+        span("cpu_op", "aten::linear", 0, 100),
+        span("cpu_op", "aten::addmm", 10, 70),
+        span("cpu_op", wrapper, 150, 300, tid=AUTOGRAD),
+        span("cpu_op", "AddmmBackward0", 160, 260, tid=AUTOGRAD),
+        span("cpu_op", "gloo:all_reduce", 220, 320, tid=GLOO),
+        span("cpu_op", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 400, 450),
+    ]
+    trace = read_trace(write(tmp_path / "rank0.json", events), EVENTS)
+    (of_host,), partial = timeline.measure(trace) or (), host.measure(trace)
+    times = dict(zip(timeline.STATES, of_host.time_ns, strict=True))
+    (total,) = (rank.total for rank in partial or ())
+    assert times.pop("compute") == total.compute
+    assert times.pop("exposed communication") == total.exposed_communication
+    assert times.pop("data loading") == total.exposed_data_loading
+    assert times.pop("outside of operators") == total.other
+    assert not any(times.values())
+    shown = [of_host.longest.names[name] for name in of_host.longest.name.tolist()]
+    assert shown[:3] == ["aten::linear", "AddmmBackward0", "gloo:all_reduce"]
+    assert timeline.analyze([(of_host,)]).ranks[0].device is None
 
 
 def test_compute_communication_loading_and_other_add_up_to_the_step(tmp_path: Path) -> None:

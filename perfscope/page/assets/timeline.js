@@ -197,7 +197,7 @@
       const from = Math.max(edges[index], first);
       let to = edges[index + 1], state = states[index];
       if (to - from < pixel) {
-        const limit = from + pixel, time = new Float64Array(16);
+        const limit = from + pixel, time = new Float64Array(data.states.length);
         while (index < states.length && edges[index] < limit) {
           time[states[index]] += Math.min(edges[index + 1], limit) - Math.max(edges[index], from);
           if (edges[index + 1] > limit) break;

@@ -21,24 +21,25 @@ from perfscope.units import format_bytes
 _COLOURS = (
     Colour.COMPUTE, Colour.BESIDE, Colour.COMMUNICATION, Colour.COPY, Colour.DATA, Colour.SYNCHRONISATION, Colour.CALL,
     Colour.OPERATOR, Colour.PAUSE, Colour.UNKNOWN, Colour.LAUNCH, Colour.LAUNCH, Colour.PAUSE, Colour.DEPENDENCY,
-    Colour.CALL, Colour.UNKNOWN,
+    Colour.CALL, Colour.UNKNOWN, Colour.DATA, Colour.PAUSE,
 )  # fmt: skip
 #: Ranks of operations that a page draws: more make it too large for a browser.
 _MOST_MEMBERS = 60_000
 
 
 def draw_timeline(analysis: Analysis) -> Drawn:
-    """What each device did at every moment, for the script that draws it."""
+    """What each device or host did at every moment, for the script that draws it."""
     timeline = result_of(analysis, "timeline", JobTimeline)
     assert timeline is not None
     return Drawn(" ".join(_describe(timeline)), html=_write(timeline))
 
 
 def _describe(timeline: JobTimeline) -> Iterator[str]:
-    yield "What each device did at every moment, on one clock."
+    what = "device" if timeline.devices[0].tracks.device is not None else "host"
+    yield f"What each {what} did at every moment, on one clock."
     if timeline.why_shown:
         yield (
-            f"The strip at the top is of all {len(timeline.devices):,} devices. Below it are {len(timeline.shown)} of "
+            f"The strip at the top is of all {len(timeline.devices):,} {what}s. Below it are {len(timeline.shown)} of "
             "them: those with most and least of each state, and even quantiles by their share of compute."
         )
     joined_ns = max((timeline.devices[index].joined_ns for index in timeline.shown), default=0)
