@@ -82,13 +82,13 @@ docs: $(READY)
 clean:
 	rm -rf $(VENV)
 
-# DeepSpeed's build asks torch for its version, so torch is there first and the build is not isolated.
 $(DEMO_READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy setuptools wheel ninja
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e .
 	touch $@
 
+# DeepSpeed's build asks torch for its version, so torch is there first and the build is not isolated.
 $(READY): $(DEMO_READY)
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev,docs,tensorboard]'
 	$(BIN)/python -m compileall -q perfscope analyzers hooks # where PYTHONDONTWRITEBYTECODE is set nobody else does

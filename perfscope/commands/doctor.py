@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from perfscope import hooks, wire
-from perfscope.bench.launching import find_script
+from perfscope import hooks
 from perfscope.commands.options import FormatOption
 from perfscope.constants import GB, MB
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
@@ -326,7 +324,7 @@ def check_disk(folder: Path) -> Check:
 def doctor(
     demo: Annotated[
         bool,
-        typer.Option("--demo", help="Train a small GPT with DeepSpeed on two ranks, and print the report of its run."),
+        typer.Option("--demo", help="Train with a planted fault on two ranks, find it, train without it, and compare."),
     ] = False,
     ceiling: Annotated[
         bool,
@@ -410,42 +408,53 @@ def _report(checks: Sequence[Check]) -> Report:
     )
 
 
-_RANKS, _STEPS = 2, 20
-_WORKLOAD = ("--strategy", "zero-1", "--model", "gpt:2x128x128", "--batch", "16", "--steps", str(_STEPS))
+_DEMO_SCRIPT = Path(__file__).parents[1] / "workloads" / "demo.py"
+#: The lines of the script that mending removes.
+_PLANTED = "    if step % 5 == 0:\n        report(loss.item())\n"
 _CEILING_SCRIPT = Path(__file__).parents[1] / "workloads" / "ceiling.py"
 _CEILING_S = 20
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def run_demo(run_dir: Path) -> Outcome:
-    """Train a small GPT under `perfscope profile`; the report of its run. An earlier demo is replaced."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    launcher = shutil.which("deepspeed", path=path)
-    if launcher is None:
-        raise UsageError("deepspeed is not installed here", hint="make demo installs it beside perfscope in .venv")
-    script = find_script()
-    if run_dir.exists():
-        run_file = run_dir / wire.RUN_FILE
-        if not run_file.is_file() or Path(script).name not in run_file.read_text():
-            raise UsageError(f"{run_dir} exists and is not an earlier demo", hint="choose another folder with -o")
-        shutil.rmtree(run_dir)
-    sys.stderr.write("perfscope: training a small GPT with DeepSpeed; the first run compiles for a minute\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
-    words = [script, *_WORKLOAD, "--device", device]
-    command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(port), *words]
-    perfscope = [sys.executable, "-m", "perfscope"]
-    training = subprocess.run(
-        [*perfscope, "profile", "-o", str(run_dir), "--", *command],
-        env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // _RANKS)), **os.environ, "PATH": path},
-        check=False,
+def run_demo(folder: Path) -> Outcome:
+    """Train on two processor ranks with a planted fault and without it, and compare; an earlier demo is replaced."""
+    script, mended = folder / "train.py", folder / "mended.py"
+    if folder.exists():
+        if not script.is_file() or script.read_text() != _DEMO_SCRIPT.read_text():
+            raise UsageError(f"{folder} exists and is not an earlier demo", hint="choose another folder with -o")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    shutil.copy(_DEMO_SCRIPT, script)
+    mended.write_text(script.read_text().replace(_PLANTED, ""))
+    sys.stderr.write(f"perfscope: {script} pauses in every fifth step; two ranks train by it\n")
+    _profile_demo(script, folder / "before", stderr=None)
+    sys.stderr.write(f"perfscope: {mended} is the same without the pause; two ranks train by it\n")
+    _profile_demo(mended, folder / "after", stderr=subprocess.PIPE)
+    analyzed = _perfscope("analyze", folder / "before", "--only", "findings", "--format", "json")
+    findings = json.loads(analyzed.stdout)["results"]["findings"]
+    found = [f"{each['title']}: {each['cost']}. {each['evidence'][0]['text']}" for each in findings[:1]]
+    compared = _perfscope("compare", folder / "before", folder / "after").stdout.partition("\n")[0]
+    lines = (
+        f"Planted: a pause of 0.2 s in every fifth step of {script}",
+        f"Found:   {''.join(found) or 'nothing'}",
+        f"Mended:  {compared.removeprefix('# ')}",
+        f"More:    perfscope analyze {folder / 'before'}; {folder / 'before' / 'page.html'}",
     )
-    if training.returncode != 0:
-        raise PerfscopeError("the training failed, see above")
-    report = subprocess.run([*perfscope, "analyze", str(run_dir)], capture_output=True, text=True, check=False)
-    return Outcome(text=f"{report.stdout}\nRun: {run_dir}\n", exit_code=report.returncode)
+    return Outcome(text="\n".join(lines) + "\n")
+
+
+def _profile_demo(script: Path, run_dir: Path, *, stderr: int | None) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = _perfscope("profile", "-o", run_dir, "--", *torchrun, script, stderr=stderr)
+    if ended.returncode != 0:
+        sys.stderr.write(ended.stderr or "")
+        raise PerfscopeError("the training failed", hint="`perfscope doctor` checks this machine")
+
+
+def _perfscope(*words: str | Path, stderr: int | None = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "perfscope", *words]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
 
 
 def measure_ceiling(output: Path | None) -> Report:

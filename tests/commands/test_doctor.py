@@ -11,6 +11,7 @@ import pytest
 
 from perfscope.commands import doctor
 from perfscope.commands.doctor import CheckVerdict
+from perfscope.errors import ExitCode
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
 
@@ -141,3 +142,23 @@ def test_a_part_that_cannot_work_ends_with_status_4_and_its_cause(tmp_path: Path
     assert ended.code == 4
     assert "perfscope: torch: a tiny profile failed: ImportError: broken: try: python" in ended.stderr
     assert "| torch " in ended.stdout
+
+
+def test_the_demo_finds_its_fault_and_mends_it(tmp_path: Path) -> None:
+    ended = perfscope("doctor", "--demo", "-o", "demo", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    script = (tmp_path / "demo" / "train.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(script, 1) if "time.sleep" in text)
+    planted, found, mended, _ = ended.stdout.splitlines()
+    assert planted.endswith("demo/train.py")
+    assert "s of " in found
+    assert f"report (demo/train.py:{line})" in found
+    assert mended.startswith("Mended:  ")
+    assert "report(" not in (tmp_path / "demo" / "mended.py").read_text().partition("for step")[2]
+
+
+def test_the_demo_replaces_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    ended = perfscope("doctor", "--demo", "-o", ".", cwd=tmp_path)
+    assert ended.code == ExitCode.USAGE
+    assert (tmp_path / "train.py").exists()
