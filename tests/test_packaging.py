@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -13,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from docs._build.site import GENERATED
 from tests.conftest import ROOT, environment, perfscope
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "reports").rglob("*.md")])
 HOMES = {"perfscope": "perfscope", "analyzers": "perfscope.analyzers", "hooks": "perfscope.hooks"}
 
 
@@ -48,12 +48,18 @@ def test_a_wheel_is_of_pure_python(tmp_path: Path) -> None:
     assert "perfscope/page/findings/host_pauses.md" in names, "the page explains findings without a checkout"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
-    made = {ROOT / "docs" / name for name in GENERATED}
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-        path = document.parent / target
-        assert target.startswith("https://") or path.exists() or path in made, target
+@pytest.fixture(scope="module")
+def in_clone() -> set[Path]:
+    """Every file that git holds, and the folders around them."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = {ROOT / name for name in listed.splitlines()}
+    return files.union(*(file.parents for file in files))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_of_a_clone(document: Path, in_clone: set[Path]) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", document.read_text()):
+        assert target.startswith("https://") or Path(os.path.normpath(document.parent / target)) in in_clone, target
 
 
 def readme_answers() -> list[str]:

@@ -22,6 +22,7 @@ from docs._build.notebook import write_notebook
 ROOT = Path(__file__).resolve().parents[2]
 #: Files of the repository that are pages, by their path in it.
 PAGES = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
+_NOTEBOOK = {"docs/notebook.ipynb": "notebook.md"}
 GENERATED: dict[str, Callable[[], str]] = {
     "reference/commands.md": write_commands,
     "reference/metrics.md": write_metrics,
@@ -75,7 +76,7 @@ def pages_outside() -> dict[str, str]:
 
 
 def _move_links(markdown: str, source: str, uri: str) -> str:
-    outside = pages_outside()
+    outside = pages_outside() | _NOTEBOOK
 
     def move(match: re.Match[str]) -> str:
         mark, text, target = match.groups()
