@@ -15,7 +15,7 @@ from perfscope.analyzers.cost import analyze as analyze_cost
 from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
-from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
+from perfscope.wire.records import RankRecord, Span, StepRecord, WindowRecord, to_line
 
 MS = 10**6
 LABELS = {3: wire.WARMUP, 4: wire.PROFILED, 5: wire.PROFILED, 6: wire.EXPORT}
@@ -275,3 +275,23 @@ def test_a_window_that_was_not_reached_is_said(tmp_path: Path) -> None:
     assert "Window 20-22 was not reached: training ended after step 8; `--steps` takes earlier ones." in steps.notes
     (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[2, 4]]}))
     assert not any("not reached" in note for note in steps_of(run).notes)
+
+
+def test_what_steps_lose_beside_their_work_by_hand(tmp_path: Path) -> None:
+    """Undisturbed are 16 of the steps 3 to 20: two compile. Compilation and emptied caches count behind step 5."""
+    run = write_run(tmp_path, {0: [10] * 20}, labels={}, data_wait_ns=MS)
+    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records[9]["data_wait_ns"] = 10 * MS
+    for step, retries in ((4, 1), (6, 2), (8, 5), (16, 7)):
+        records[step - 1]["alloc_retries"] = retries
+    for step, kind, ms in ((4, wire.COMPILATION, 6), (9, wire.COMPILATION, 3), (12, wire.GARBAGE, 9)):
+        end_ns = records[step - 1]["end_ns"]
+        records[step - 1]["spans"] = [Span(kind, end_ns - ms * MS, end_ns)]
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    means = steps_of(run).ranks[0].means
+    assert means.data_wait_s == pytest.approx((15 + 10) / 16 / 1000)
+    assert (means.data_wait_low_s, means.data_wait_high_s) == (pytest.approx(0.001), pytest.approx(0.001))
+    assert (means.garbage_s, means.garbage_steps) == (pytest.approx(0.009 / 16), 1)
+    assert (means.compile_s, means.compiled_steps) == (pytest.approx(0.0002), 1)
+    assert means.alloc_retries == pytest.approx(0.5)  # five from step 6 to step 16

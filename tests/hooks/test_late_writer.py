@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks import late_writer
-from perfscope.hooks.late_writer import PERIOD_S, LateWriter
+from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
 from perfscope.hooks.record_files import RecordFile
 from perfscope.wire.records import StepRecord, to_line
 
@@ -47,6 +47,18 @@ def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) 
     wait_for_turn(writer)
     assert writer.take_news()[0] > 0
     writer.close()
+
+
+def test_turns_are_rarer_when_training_has_gone_on_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, waited = LateWriter(), list[float]()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        writer._is_closed = len(waited) == FIRST_TURNS + 3
+
+    monkeypatch.setattr(writer, "_wait", wait)
+    writer._run()
+    assert waited == [FIRST_PERIOD_S] * FIRST_TURNS + [PERIOD_S] * 3
 
 
 def test_a_full_disk_ends_it_with_the_next_record() -> None:

@@ -136,6 +136,14 @@ def test_a_throughput_a_thousand_times_too_small_is_flagged(tmp_path: Path) -> N
     assert "in 2 of 2 records" in flag
 
 
+def test_deepspeeds_count_of_micro_steps_is_flagged(tmp_path: Path) -> None:
+    line = "[2024-03-07 15:27:02,646] [INFO] [timer.py:260:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=151.5, CurrSamplesPerSec=151.5\n"
+    lines = [text for n in (1, 2, 3) for text in (line.format(n), megatron(n, 14065.9, batch=256))]
+    [flag] = [flag for flag in summary(tmp_path, *lines).flags if flag.startswith("throughput-disagrees")]
+    assert "151.5" in flag
+    assert "18.2" in flag
+
+
 def test_a_batch_that_is_not_its_parts_is_flagged(tmp_path: Path) -> None:
     result = summary(tmp_path, megatron(1, 1000.0, batch=1536), name="52B-megatron-mbs-4-pp16-dp-1-gas-256.out")
     assert "batch-contradicts" in codes(result)

@@ -158,6 +158,18 @@ def test_uneven_exchanges_are_no_difference(tmp_path: Path) -> None:
     assert matching.differences == []
 
 
+def test_what_a_ring_has_forgotten_is_no_absence_and_what_was_called_first_stands_first(tmp_path: Path) -> None:
+    """Two groups take turns; rank 1 remembers four calls more, and calls something else in both groups."""
+    entries = {}
+    for rank in range(2):
+        made: list[dict[str, Any]] = [{"operation": "all_reduce", "size": 1, "group": each} for each in "01" * 10]
+        made[13]["size"] = made[16]["size"] = 1 + rank
+        entries[rank] = number(made, "completed")[6 - 4 * rank :]
+    matching = match_calls(read_post_mortem(write_dumps(tmp_path, entries, groups=("0", "1"))).ranks, 2)
+    assert [(found.group, found.sequence) for found in matching.differences] == [("1", 7), ("0", 9)]
+    assert matching.absences == []
+
+
 WAITING = ThreadStack(
     "0x1", (CodeLine("/lib/torch/distributed/distributed_c10d.py", 1, "all_reduce"), CodeLine("/job/a.py", 5, "f"))
 )

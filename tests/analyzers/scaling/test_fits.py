@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from perfscope.analyzers.scaling.fits import Configuration, Fit, amdahl, fit_law, fit_laws, usl
+from perfscope.analyzers.scaling.fits import Configuration, Fit, LinearFit, amdahl, fit_law, fit_laws, usl
 from tests.conftest import ROOT
 
 GPUS = (1, 2, 4, 8, 16, 32)
@@ -116,3 +116,11 @@ def test_a_kappa_that_cannot_be_told_from_zero_has_no_peak() -> None:
     draw = np.random.default_rng(5)
     observations = [(n, 100.0 * n * draw.normal(1, 0.01)) for n in GPUS * 2]
     assert fits(observations)["usl"].peak_gpus is None
+
+
+def test_the_interval_of_a_ratio_of_coefficients_by_hand() -> None:
+    """Of 0.1 / 1 the variance is 0.1 * 0.1 * 0.04 - 2 * 0.1 * 0.01 + 0.09, and the factor 2."""
+    linear = LinearFit("amdahl", 6, np.asarray([1.0, 0.1]), np.asarray([[0.04, 0.01], [0.01, 0.09]]), 0.02, 2.0)
+    speed, serial = linear.parameters()
+    assert speed == pytest.approx((1 / 1.4, 1 / 0.6))
+    assert serial == pytest.approx((0.1 - 2 * 0.0884**0.5, 0.1 + 2 * 0.0884**0.5))
