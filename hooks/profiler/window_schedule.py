@@ -124,6 +124,7 @@ class WindowSchedule:
         self._set_window(None)
         if window is None:
             return
+        OPEN_WINDOW.is_open = True  # until the trace is written
         try:
             # Of a step that failed, what was recorded may tell why.
             is_empty = not window.has_recorded or (completed_steps < window.steps.first and not after_failure)
@@ -140,6 +141,7 @@ class WindowSchedule:
         except ExportError as error:
             self._say(f"the window {window.steps} is lost: {error}")
         finally:
+            OPEN_WINDOW.is_open = False
             window.discard()
 
     def close_at_exit(self, completed_steps: int, *, failed: bool) -> None:

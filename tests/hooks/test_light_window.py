@@ -13,6 +13,7 @@ import torch
 from perfscope import wire
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
+from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler import window, window_schedule
 from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_windows
 
@@ -151,3 +152,17 @@ def test_a_failure_in_a_light_window_ends_the_capture_and_leaves_no_profiler_run
     assert trained.windows == [(4, 6, "operators")]
     assert "training goes on" in capsys.readouterr().err
     assert not torch.autograd._profiler_enabled()
+
+
+def test_a_window_is_open_until_its_trace_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other threads see of training meanwhile is the profiler's."""
+    write, seen = window.ProfilerWindow._write_trace, list[bool]()
+
+    def look(self: window.ProfilerWindow, export: Any) -> tuple[str, int]:
+        seen.append(OPEN_WINDOW.is_open)
+        return write(self, export)
+
+    monkeypatch.setattr(window.ProfilerWindow, "_write_trace", look)
+    Trained(tmp_path, "3", WindowChoice.OPERATORS, 5)
+    assert seen == [True]
+    assert not OPEN_WINDOW.is_open

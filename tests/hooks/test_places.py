@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -70,8 +72,9 @@ class Loop:
 def loop() -> Loop:
     """A process whose first step is done."""
     loop = Loop()
-    loop.step.steps, loop.step.started_ns = 1, MS
+    loop.step.steps = 1
     loop.places = Places(loop.step, 0, loop.written.append)
+    loop.step.started_ns = MS
     return loop
 
 
@@ -103,9 +106,80 @@ def test_nothing_is_looked_at_in_a_window_or_where_the_thread_is_gone(
 def test_a_look_keeps_no_frame_and_few_places(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "_MOST_PLACES", 4)
     for number in range(100):
-        loop.places._running.append((f"f{number}", "a.py", number, ""))
+        loop.places._running[f"f{number}", "a.py", number, ""] += 1
         loop.step.steps += 1
         loop.step.started_ns += STEP_MS * MS
         loop.places._close(loop.step.steps, loop.step.started_ns)
     assert len(loop.places._usual) <= 2 * 4 + 1
     assert len(loop.counts) <= 4
+
+
+def test_a_step_that_lasts_keeps_counts_of_places_alone(loop: Loop) -> None:
+    loop.begun.set()
+    loop.places._thread = threading.get_ident()
+    for _ in range(500):
+        loop.places.look()
+    assert len(loop.places._running) == 1
+    assert sum(loop.places._running.values()) == 500
+
+
+def test_a_step_that_is_counted_ends_with_its_hooks(loop: Loop) -> None:
+    """They may write a trace for seconds; the step after it is not long because of that."""
+    loop.places._thread = threading.get_ident()
+    for _ in range(10):
+        loop.places.look()
+        loop.step.steps += 1
+        loop.places.look()  # from inside of the hooks
+        loop.step.started_ns += STEP_MS * MS
+    loop.places.look()
+    assert set(loop.places._lengths_ns) == {STEP_MS * MS}
+
+
+def test_the_first_step_is_no_measure(loop: Loop) -> None:
+    loop.places._thread = threading.get_ident()
+    loop.step.started_ns = 1000 * MS
+    for _ in range(3):
+        loop.places.look()
+        loop.step.steps += 1
+        loop.step.started_ns += STEP_MS * MS
+    loop.places.look()
+    assert set(loop.places._lengths_ns) == {STEP_MS * MS}
+
+
+@contextmanager
+def hurried_threads() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
+def test_objects_of_the_script_end_in_its_own_thread(loop: Loop) -> None:
+    """A look that kept a frame would keep its objects, and end them in its own thread, where the function returns."""
+    trains, ended_in = True, set[int]()
+
+    class Owned:
+        def __del__(self) -> None:
+            ended_in.add(threading.get_ident())
+
+    def call(depth: int) -> int:
+        owned = Owned()
+        return call(depth - 1) + (owned is None) if depth else 0
+
+    def train() -> None:
+        while trains:
+            call(20)
+
+    with hurried_threads():
+        thread = threading.Thread(target=train)
+        thread.start()
+        loop.places._thread = thread.ident or 0
+        ends_s = time.monotonic() + 1
+        while time.monotonic() < ends_s:
+            loop.places.look()
+        trains = False
+        thread.join()
+    assert ended_in == {thread.ident}
