@@ -69,8 +69,7 @@ def complete(run_dir: Path | None, ending: Ending, *, writes_page: bool) -> Outc
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     report, following = (None, ()) if summary is None else (summary.report, summary.lines)
-    code, number = ending.code, ending.signal
-    return Outcome(report, None, notes=tuple(lines), summary=following, exit_code=code, signal=number)
+    return Outcome(report, None, notes=tuple(lines), summary=following, exit_code=ending.code, signal=ending.signal)
 
 
 def _record_end(run_dir: Path, ending: Ending) -> None:
