@@ -11,6 +11,7 @@ A host that reads a value of its device in every tenth step waits there for what
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -31,6 +32,10 @@ from perfscope.wire.places import Place
 
 #: What training without perfscope has not.
 _PERFSCOPE = (LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS)
+#: What comes as often as the script says.
+_PLANNED = (
+    LifePart.SAVES, LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION, LifePart.COMPILATION
+)  # fmt: skip
 _OUTSIDE = (LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.END)
 #: What a step takes by itself, and what nothing explains.
 _OWN = (LifePart.STEPS, LifePart.BETWEEN)
@@ -71,6 +76,12 @@ class Pauses(Figures, frozen=True):
         """How long and how often, where they have a rhythm."""
         rhythm = None if self.period is None else _ordinal(self.period)
         return "" if rhythm is None else f"Pause of {format_seconds(self.each_s)} in every {rhythm} step"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the script makes them, by their rhythm or the line where it sleeps or works."""
+        is_of_script = self.line is not None and self.host not in (None, HostPart.NO_PROCESSOR)
+        return self.period is not None or is_of_script
 
     @property
     def in_words(self) -> str:
@@ -175,8 +186,33 @@ def _ordinal(number: int) -> str:
     return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
-def analyze(run: Run) -> Loop:
-    """The loop of the slowest rank.
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopRecord:
+    """The loop of the slowest rank, step by step: ``times`` has each part's time in every step but the first one."""
+
+    ledger: Ledger
+    steps: Steps
+    times: dict[LifePart, Int64]
+    pauses: Pauses | None
+
+    @property
+    def step_ns(self) -> Int64:
+        """The time of each step with everything in it."""
+        return np.asarray(np.sum(list(self.times.values()), axis=0), np.int64)
+
+    @property
+    def unplanned_ns(self) -> Int64:
+        """Each step without what comes by plan: saves, validation, compilation, pauses of a rhythm or of a line."""
+        rest: Int64 = self.step_ns - sum(self.times.get(part, 0) for part in _PLANNED)
+        if self.pauses is not None and self.pauses.is_planned:
+            is_paused = np.isin(self.steps.step[1:], self.pauses.steps)
+            over = np.maximum(rest[is_paused] - self.pauses.usual_ns, 0)
+            rest[is_paused] -= (over * min(self.pauses.lost_ns / max(int(over.sum()), 1), 1.0)).astype(np.int64)
+        return rest
+
+
+def record_loop(run: Run) -> LoopRecord:
+    """The record of the slowest rank's loop.
 
     Raises:
         MissingInput: No rank completed two steps.
@@ -185,19 +221,32 @@ def analyze(run: Run) -> Loop:
     if not last:
         raise MissingInput("no rank completed two training steps")
     ledger, steps = max(last.values(), key=lambda pair: (pair[0].wall_ns, -pair[0].rank))
-    times = {part: int(times[1:].sum()) for part, times in ledger.by_step.items() if part not in _PERFSCOPE}
+    times = {part: part_ns[1:] for part, part_ns in ledger.by_step.items() if part not in _PERFSCOPE}
     own = ledger.in_steps(_OWN) - np.ma.filled(steps.garbage_ns, 0)
     usual = _usual(steps)
     if usual.any():  # a profiler slows them: the loop has them as the others are
-        in_window = ledger.by_step[LifePart.WINDOW_STEPS]
-        typical = np.median(own[usual])
-        times[LifePart.WINDOW_STEPS] = int(np.minimum(in_window, typical)[in_window > 0].sum())
-    times = {part: part_ns for part, part_ns in times.items() if part_ns}
-    loop_ns = sum(times.values())
-    if not loop_ns:
+        typical = int(np.median(own[usual]))
+        times[LifePart.WINDOW_STEPS] = np.minimum(times[LifePart.WINDOW_STEPS], typical)
+    times = {part: part_ns for part, part_ns in times.items() if part_ns.any()}
+    if not times:
         raise MissingInput("no time of a step was recorded")
     seen = run.places.get(ledger.rank)
-    pauses = find_pauses(ledger, steps, own, usual, seen.places if seen is not None else ())
+    return LoopRecord(
+        ledger, steps, times, find_pauses(ledger, steps, own, usual, seen.places if seen is not None else ())
+    )
+
+
+def analyze(run: Run) -> Loop:
+    """The loop of the slowest rank.
+
+    Raises:
+        MissingInput: No rank completed two steps.
+    """
+    record = record_loop(run)
+    ledger, steps, pauses = record.ledger, record.steps, record.pauses
+    times = {part: int(part_ns.sum()) for part, part_ns in record.times.items()}
+    loop_ns = sum(times.values())
+    seen = run.places.get(ledger.rank)
     outside_ns = sum(ledger.parts.get(part, 0) for part in _OUTSIDE)
     whole_s, work = (ledger.wall_ns - outside_ns) / NS_PER_S, step_times.analyze(run)
 

@@ -18,14 +18,19 @@ wider (C. Bonferroni), so that all of them hold together with the stated confide
 Steps are no independent draws: a slow one is followed by slow ones. So the unit is a stretch of consecutive steps, an
 eighth of the run. The interval is Welch's for the medians of the stretches (batch means, A. Law, "Simulation Modeling
 and Analysis"). A run that drifts has stretches that differ, and a wider interval.
+
+The loop
+    How often something comes by plan, such as a validation in each tenth step, is no chance. So it is spread evenly
+    over the steps. Where the rest of the loop differs no more than runs of the same code do, what came or went by plan
+    is the cause. The interval then holds no less than this change, without the variation of what came or went.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import exp, expm1, log, sqrt
+from math import exp, expm1, hypot, log, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -37,6 +42,8 @@ from perfscope.tables.columns import Float64
 
 #: Standard deviation of a median between runs of the same code whose steps do not vary, as a share.
 BETWEEN_RUNS = 0.004
+#: The smallest change that matters.
+SMALLEST_CHANGE = 0.02
 #: Stretches of a run; fewer than two steps a stretch are taken for independent.
 _STRETCHES = 8
 _MAD_TO_DEVIATION = 1.4826
@@ -55,10 +62,14 @@ class Samples:
     """A figure on one side: a series of positive values in the order of time for each run, or one value a run.
 
     A run's value is the mean of its steps where several are measured at once (``is_mean``), else their median.
+    ``planned`` and ``beside`` are added to every value of a run: what comes by plan, and what start-up and windows
+    change.
     """
 
     runs: tuple[Float64, ...]
     is_mean: bool = False
+    planned: tuple[float, ...] = ()
+    beside: tuple[float, ...] = ()
 
     @property
     def count(self) -> int:
@@ -68,7 +79,14 @@ class Samples:
     @property
     def centres(self) -> list[float]:
         """The logarithm of each run's value."""
-        return [log(float(np.mean(run) if self.is_mean else np.median(run))) for run in self.runs]
+        means = (float(np.mean(run) if self.is_mean else np.median(run)) for run in self.runs)
+        return [log(mean + added) for mean, added in zip(means, self.added, strict=True)]
+
+    @property
+    def added(self) -> list[float]:
+        """What is added to every value of each run."""
+        none = (0.0,) * len(self.runs)
+        return [sum(parts) for parts in zip(self.planned or none, self.beside or none, strict=True)]
 
     @property
     def centre(self) -> float:
@@ -77,7 +95,8 @@ class Samples:
 
     def scaled(self, factor: float) -> Samples:
         """Every value times a factor."""
-        return Samples(tuple(run * factor for run in self.runs), self.is_mean)
+        planned, beside = (tuple(part * factor for part in parts) for parts in (self.planned, self.beside))
+        return Samples(tuple(run * factor for run in self.runs), self.is_mean, planned, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +150,30 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE, betw
     return Delta(a.centre, b.centre, (expm1(middle - half), expm1(middle + half)), variation)
 
 
+def compare_loops(a: Samples, b: Samples, confidence: float = CONFIDENCE, between_runs: float | None = None) -> Delta:
+    """Compare the mean step of two loops, of which one may have more that comes by plan."""
+    whole, rest = (
+        compare_samples(first, second, confidence, between_runs)
+        for first, second in ((a, b), (Samples(a.runs, is_mean=True), Samples(b.runs, is_mean=True)))
+    )
+    if whole.variation is not Variation.STEPS or whole.interval is None or rest.interval is None:
+        return whole
+    beside = abs(b.beside[0] - a.beside[0]) / whole.a  # perhaps chance
+    whole = replace(whole, interval=(whole.interval[0] - beside, whole.interval[1] + beside))
+    planned, change = b.planned[0] - a.planned[0], whole.b - whole.a
+    spreads = [max(_spread(np.log(side.runs[0])), BETWEEN_RUNS) for side in (a, b)]
+    noise = hypot(*(spread * side.planned[0] for spread, side in zip(spreads, (a, b), strict=True)))
+    sure = min(abs(planned) - NormalDist().inv_cdf((1 + confidence) / 2) * noise, abs(change))
+    assert whole.interval is not None
+    is_rest_alike = rest.interval[0] <= 0 <= rest.interval[1]
+    is_its_cause = bool(planned) and 2 * change / planned >= 1
+    if not (is_rest_alike and is_its_cause) or sure < SMALLEST_CHANGE * max(whole.a, whole.b):
+        return whole
+    low, high = whole.interval
+    interval = (low, min(high, -sure / whole.a)) if planned < 0 else (max(low, sure / whole.a), high)
+    return replace(whole, interval=interval)
+
+
 def exact_change(a: float, b: float) -> Delta:
     """The change of a count, such as bytes: it does not vary between steps."""
     return Delta(a, b, (b / a - 1, b / a - 1), Variation.NONE)
@@ -165,11 +208,11 @@ def _variance_between_runs(a: Samples, b: Samples, between_runs: float | None) -
 
 def _stretches(side: Samples) -> list[float]:
     """The centre of each stretch of a run, which has two steps at least; of fewer than eight steps each step."""
-    logs = np.log(side.runs[0])
-    if len(logs) < _STRETCHES:
-        return [float(value) for value in logs]
-    stretches = np.array_split(logs, min(_STRETCHES, len(logs) // 2))
-    return [float(np.mean(part) if side.is_mean else np.median(part)) for part in stretches]
+    values = side.runs[0] + side.added[0]
+    if len(values) < _STRETCHES:
+        return [float(value) for value in np.log(values)]
+    stretches = np.array_split(values, min(_STRETCHES, len(values) // 2))
+    return [float(log(np.mean(part)) if side.is_mean else np.median(np.log(part))) for part in stretches]
 
 
 def _spread(values: Float64) -> float:

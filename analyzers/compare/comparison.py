@@ -1,4 +1,4 @@
-"""Two sides compared: the verdict by the step time, all figures, the budget of the change, what else differs."""
+"""Two sides compared: the verdict by the loop, or by the step time, all figures, the budget, what else differs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from fractions import Fraction
 
 from perfscope.analyzers.budget import KINDS, Budget, Term, apportion
 from perfscope.analyzers.compare.change import (
+    SMALLEST_CHANGE,
     Delta,
-    Samples,
     Variation,
+    compare_loops,
     compare_samples,
     exact_change,
 )
-from perfscope.analyzers.compare.side import Compared, Side, TrainedSetup
+from perfscope.analyzers.compare.side import Cause, Compared, Side, TrainedSetup
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.measures.statistics import CONFIDENCE
@@ -274,6 +275,7 @@ class Judgement(StrEnum):
     SLOWER = "slower"
     FASTER = "faster"
     SAME = "same"
+    NOT_SURE = "not_sure"
     INCOMPARABLE = "incomparable"
 
 
@@ -305,9 +307,31 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     @property
+    def deciding(self) -> Delta | None:
+        """The change that the verdict is of: of the loop, or of the typical step."""
+        return self.changes.get(Compared.LOOP_TIME) or self.changes.get(Compared.STEP_TIME)
+
+    @property
+    def gone(self) -> tuple[Cause, ...]:
+        """The findings of A that B has not; none where a side has no findings."""
+        return _only_in(self.a, self.b)
+
+    @property
+    def came(self) -> tuple[Cause, ...]:
+        """The findings of B that A has not."""
+        return _only_in(self.b, self.a)
+
+    @property
     def damage(self) -> tuple[str, ...]:
         """What could not be read on either side."""
         return tuple(dict.fromkeys((*self.a.damage, *self.b.damage)))
+
+
+def _only_in(side: Side, other: Side) -> tuple[Cause, ...]:
+    if side.causes is None or other.causes is None:
+        return ()
+    ids = {cause.id for cause in other.causes}
+    return tuple(cause for cause in side.causes if cause.id not in ids)
 
 
 def compare_sides(
@@ -370,13 +394,21 @@ def _refused(
 
 
 def _judge(changes: Mapping[Compared, Delta], missing: Mapping[str, str]) -> tuple[Judgement, tuple[str, ...]]:
-    change = changes.get(Compared.STEP_TIME)
+    change = changes.get(Compared.LOOP_TIME) or changes.get(Compared.STEP_TIME)
     if change is None:
         return Judgement.INCOMPARABLE, (missing[Compared.STEP_TIME],)
     if change.interval is None:
         return Judgement.INCOMPARABLE, (f"cannot tell: {change.reason}",)
+    return judge(change), ()
+
+
+def judge(change: Delta) -> Judgement:
+    """What a change with an interval says."""
+    assert change.interval is not None
     low, high = change.interval
-    return (Judgement.SLOWER if low > 0 else Judgement.FASTER if high < 0 else Judgement.SAME), ()
+    if low > 0 or high < 0:
+        return Judgement.SLOWER if low > 0 else Judgement.FASTER
+    return Judgement.SAME if max(-low, high) <= SMALLEST_CHANGE else Judgement.NOT_SURE
 
 
 def _figures(
@@ -385,6 +417,7 @@ def _figures(
     changes: dict[Compared, Delta] = {}
     missing: dict[str, str] = {}
     for figure, first, second in (
+        (Compared.LOOP_TIME, a.loop_s, b.loop_s),
         (Compared.STEP_TIME, a.step_time_s, b.step_time_s),
         (Compared.MEMORY, a.memory_bytes, b.memory_bytes),
         (Compared.ENERGY, a.energy_j, b.energy_j),
@@ -395,7 +428,8 @@ def _figures(
             changes[figure] = exact_change(first.centre, second.centre)
         else:
             scaled = second if figure is Compared.MEMORY else second.scaled(factor)
-            changes[figure] = compare_samples(first, scaled, *certainty)
+            compare = compare_loops if figure is Compared.LOOP_TIME else compare_samples
+            changes[figure] = compare(first, scaled, *certainty)
     step = changes.get(Compared.STEP_TIME)
     if step is None or work is None or a.is_profiled != b.is_profiled:
         missing[Compared.THROUGHPUT] = missing.get(Compared.STEP_TIME) or "the tokens of a step are not known of both"
@@ -420,19 +454,6 @@ def _add_tflops(
         changes[Compared.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
 
 
-def _mean_note(a: Side, b: Side, step: Delta) -> list[str]:
-    assert a.step_time_s is not None
-    assert b.step_time_s is not None
-    mean = compare_samples(Samples(a.step_time_s.runs, is_mean=True), Samples(b.step_time_s.runs, is_mean=True))
-    if mean.interval is None or step.interval is None or mean.interval[0] <= max(step.interval[1], 0):
-        return []
-    low, high = mean.interval
-    return [
-        f"The mean step is {mean.change:+.2%} (interval {low:+.2%} to {high:+.2%}), more than the median: some steps "
-        "alone became slower. `perfscope analyze` lists the slowest ones."
-    ]
-
-
 def _explain(
     a: Side,
     b: Side,
@@ -445,10 +466,8 @@ def _explain(
     if step is not None and step.variation is Variation.STEPS:
         notes.append(
             "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
-            "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more: "
-            "compare several runs of each side (A1,A2,A3 B1,B2,B3)."
+            "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more."
         )
-        notes += _mean_note(a, b, step)
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"
         notes.append(f"Several runs ({counts}): the run is the unit, and the interval covers how runs vary.")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from shlex import join, quote
 
-from perfscope.analyzers.compare.change import Delta
-from perfscope.analyzers.compare.comparison import BudgetChange, Comparison, Judgement, TermChange
-from perfscope.analyzers.compare.side import Compared, Origin, Side, TrainedSetup
-from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US
+from perfscope.analyzers.compare.change import SMALLEST_CHANGE, Delta
+from perfscope.analyzers.compare.comparison import BudgetChange, Comparison, Judgement, TermChange, judge
+from perfscope.analyzers.compare.side import Cause, Compared, Origin, Side, TrainedSetup
+from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US, US_PER_S
 from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
+from perfscope.units import format_count, format_seconds
 
 SCHEMA = "perfscope/comparison/1"
 _UNITS = {
+    Compared.LOOP_TIME: "s",
     Compared.STEP_TIME: "s",
     Compared.THROUGHPUT: "per_s",
     Compared.TFLOPS: "per_gpu",
@@ -20,6 +23,11 @@ _UNITS = {
     Compared.ENERGY: "j",
 }
 _LONGEST_NAME = 60
+#: A change is in percent below so many times.
+_MANY_TIMES = 1.5
+#: Rows of a smaller share of the change are not shown.
+SMALLEST_SHARE = 0.01
+_NOTHING_FOUND = (Judgement.SAME, Judgement.NOT_SURE)
 _KINDS = {
     Origin.RUN: "a run",
     Origin.TRACES: "traces",
@@ -40,16 +48,73 @@ def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
 def describe_verdict(comparison: Comparison) -> str:
     """The verdict in one line."""
     names = f"{shorten(comparison.b.name)} against {shorten(comparison.a.name)}"
-    change = comparison.changes.get(Compared.STEP_TIME)
     if comparison.verdict is Judgement.INCOMPARABLE:
         text = "; ".join(comparison.reasons)
         return f"{names}: {text}" if text.startswith("cannot tell") else f"{names}: cannot be compared: {text}"
+    change = comparison.deciding
     assert change is not None
     assert change.interval is not None
-    interval = f"interval {change.interval[0]:+.2%} to {change.interval[1]:+.2%}"
-    if comparison.verdict is Judgement.SAME:
-        return f"{names}: no difference found ({change.change:+.2%}, {interval})"
-    return f"{names}: {abs(change.change):.2%} {comparison.verdict} ({interval})"
+    return f"{names}: {_in_words(comparison.verdict, change)}: {_times(comparison)}{_advise(comparison)}"
+
+
+def _in_words(verdict: Judgement, change: Delta) -> str:
+    assert change.interval is not None
+    low, high = change.interval
+    if verdict is Judgement.SAME:
+        return f"the same within {percent(SMALLEST_CHANGE):.0f} %"
+    if verdict is Judgement.NOT_SURE and abs(change.change) < SMALLEST_CHANGE:
+        return f"not sure, between {_words(low)} and {_words(high)}"
+    if verdict is Judgement.NOT_SURE:
+        return f"not sure, probably {_words(change.change)}"
+    words, least = _words(change.change), low if low > 0 else high
+    return f"{words} (at least {_words(least, in_times='times' in words).removesuffix(f' {verdict}')})"
+
+
+def _words(change: float, *, in_times: bool = False) -> str:
+    """A change of a time in words.
+
+    >>> [_words(change) for change in (-0.62, 0.9, -0.12, 0.004)]
+    ['2.6 times faster', '1.9 times slower', '12.0 % faster', '0.4 % slower']
+    """
+    word, times = ("slower", 1 + change) if change > 0 else ("faster", 1 / (1 + change))
+    in_times = in_times or times >= _MANY_TIMES
+    return f"{times:.1f} times {word}" if in_times else f"{percent(abs(change)):.1f} % {word}"
+
+
+def _times(comparison: Comparison) -> str:
+    """Both times: of the loops where they have as many steps, else of a step."""
+    a, b, change = comparison.a.loop_s, comparison.b.loop_s, comparison.deciding
+    assert change is not None
+    counts = {len(run) for side in (a, b) if side is not None for run in side.runs}
+    is_of_loop = Compared.LOOP_TIME in comparison.changes
+    if not is_of_loop or len(counts) > 1 or comparison.is_per_work:
+        return f"{format_seconds(change.a)} to {format_seconds(change.b)} a step"
+    count = counts.pop()
+    return f"{format_seconds(count * change.a)} to {format_seconds(count * change.b)} for {format_count(count, 'step')}"
+
+
+def _advise(comparison: Comparison) -> str:
+    if comparison.verdict is not Judgement.NOT_SURE:
+        return ""
+    return "; run each side three times" if _runs(comparison) == 1 else "; run each side more often"
+
+
+def _runs(comparison: Comparison) -> int:
+    sides = comparison.a.step_time_s or comparison.a.loop_s, comparison.b.step_time_s or comparison.b.loop_s
+    return max(len(side.runs) if side is not None else 1 for side in sides)
+
+
+def list_commands(comparison: Comparison) -> tuple[str, ...]:
+    """What tells more where it is not sure: two further runs of each side, in turn, and their comparison."""
+    a, b = comparison.a, comparison.b
+    if comparison.verdict is not Judgement.NOT_SURE or _runs(comparison) > 1 or not (a.command and b.command):
+        return ()
+    first, second = (f"perfscope profile -o {quote(side.name)}-$run -- {join(side.command)}" for side in (a, b))
+    sides = " ".join(f"{name},{name}-2,{name}-3" for name in (quote(a.name), quote(b.name)))
+    if a.command != b.command:
+        return f"for run in 2 3; do {first}; {second}; done", f"perfscope compare {sides}"
+    # Only the code differs: the user changes it in between.
+    return *(f"for run in 2 3; do {line}; done" for line in (first, second)), f"perfscope compare {sides}"
 
 
 def to_data(comparison: Comparison) -> dict[str, Json]:
@@ -57,6 +122,10 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
     return {
         "schema": SCHEMA,
         "verdict": str(comparison.verdict),
+        "headline": describe_verdict(comparison),
+        "commands": list(list_commands(comparison)),
+        "gone": [_cause_data(cause) for cause in comparison.gone],
+        "came": [_cause_data(cause) for cause in comparison.came],
         "reasons": list(comparison.reasons),
         "confidence": comparison.confidence,
         "a": _side_data(comparison.a),
@@ -74,6 +143,10 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "notes": list(comparison.notes),
         "damage": list(comparison.damage),
     }
+
+
+def _cause_data(cause: Cause) -> dict[str, Json]:
+    return {"id": cause.id, "title": cause.title, "cost": cause.cost, "cost_us": cause.cost_us}
 
 
 def _side_data(side: Side) -> dict[str, Json]:
@@ -124,7 +197,7 @@ def _term_data(change: TermChange) -> dict[str, Json]:
 
 def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
     """Tables of at most so many rows each."""
-    sections = [_figures(comparison)]
+    sections = [section for section in (_in_short(comparison), _figures(comparison)) if section is not None]
     if comparison.limits:
         sections.append(_limits(comparison, most_rows))
     if comparison.setup:
@@ -134,10 +207,32 @@ def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
     return tuple(sections)
 
 
+def _in_short(comparison: Comparison) -> Section | None:
+    """The typical step, which findings went and came, and what to run where it is not sure."""
+    lines = []
+    step, loop = (comparison.changes.get(figure) for figure in (Compared.STEP_TIME, Compared.LOOP_TIME))
+    if step is not None and loop is not None:
+        times = f"{format_seconds(step.a)} to {format_seconds(step.b)}"
+        verdict = None if step.interval is None else judge(step)
+        lines.append(f"The typical step: {times}{'' if verdict is None else f', {_in_words(verdict, step)}'}.")
+    if comparison.verdict is not Judgement.SAME:
+        least_us = SMALLEST_SHARE * abs(loop.b - loop.a) * US_PER_S if loop is not None else 0.0
+        for word, causes in (("Went away", comparison.gone), ("Came", comparison.came)):
+            shown = [cause for cause in causes if cause.cost_us >= least_us or not cause.cost_us]
+            lines += [f"{word}: {cause.title}, {cause.cost}." for cause in shown]
+    commands = list_commands(comparison)
+    if len(commands) > 2:  # noqa: PLR2004 - each side's own
+        lines.append("To be sure, run each side again with its own code, and compare all runs:")
+    elif commands:
+        lines.append("To be sure, run both sides again, and compare all runs:")
+    return Section("In short", notes=(*lines, *(f"`{command}`" for command in commands))) if lines else None
+
+
 def _figures(comparison: Comparison) -> Section:
     rows: list[Row] = []
     titles = {
-        Compared.STEP_TIME: ("Step time (ms)", 1 / MS_PER_S),
+        Compared.LOOP_TIME: ("Loop, a step (ms)", 1 / MS_PER_S),
+        Compared.STEP_TIME: ("Typical step (ms)", 1 / MS_PER_S),
         Compared.THROUGHPUT: (f"Throughput ({comparison.work[0] if comparison.work else 'tokens'}/s)", 1.0),
         Compared.TFLOPS: ("TFLOPs per GPU", 1.0),
         Compared.MEMORY: ("Peak memory (GB)", float(GB)),
@@ -209,7 +304,10 @@ def _setup(comparison: Comparison, most_rows: int) -> Section:
 
 
 def _budget(budget: BudgetChange, most_rows: int) -> Section:
-    rows: list[Row] = [
+    largest_ns = max((abs(term.change_ns) for term in budget.terms), default=0)
+    least_ns = SMALLEST_SHARE * max(abs(budget.change_ns), largest_ns)
+    named = [term for term in budget.terms if abs(term.change_ns) >= least_ns][:most_rows]
+    shown: list[Row] = [
         (
             change.term.kind,
             change.term.title or None,
@@ -220,13 +318,12 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
             change.a_calls,
             change.b_calls,
         )
-        for change in budget.terms
+        for change in named
     ]
-    shown = rows[:most_rows]
-    rest = budget.terms[most_rows:]
-    rest_ns = sum(change.change_ns for change in rest)
+    rest = budget.terms[len(named) :]
     if rest:
-        shown.append(_sum_row(f"{len(rest)} smaller terms", rest_ns, budget))
+        rest_ns = sum(change.change_ns for change in rest)
+        shown.append(_sum_row(format_count(len(rest), "smaller term"), rest_ns, budget))
     shown.append(_sum_row("unexplained", budget.unexplained_ns, budget))
     shown.append(_sum_row("sum: the change of a step", budget.change_ns, budget))
     columns = (
@@ -247,7 +344,7 @@ def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
 def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Section, ...]:
     """A row for each comparison, and where there is room the sections of each that found a difference."""
     sections = [_verdicts(comparisons, most_rows)]
-    detailed = [comparison for comparison in comparisons if comparison.verdict is not Judgement.SAME][:most_rows]
+    detailed = [comparison for comparison in comparisons if comparison.verdict not in _NOTHING_FOUND][:most_rows]
     for comparison in detailed:
         name = shorten(comparison.b.name)
         sections += [
@@ -259,12 +356,12 @@ def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Sectio
 def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
     rows: list[Row] = []
     for comparison in comparisons:
-        step = comparison.changes.get(Compared.STEP_TIME)
+        step = comparison.deciding
         interval = step.interval if step else None
         rows.append(
             (
                 shorten(comparison.b.name),
-                str(comparison.verdict),
+                comparison.verdict.replace("_", " "),
                 None if step is None else step.b * MS_PER_S,
                 None if step is None else percent(step.change),
                 None if interval is None else f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}",
@@ -274,7 +371,7 @@ def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
     columns = (
         Column("B"),
         Column("Verdict"),
-        Column("Step time (ms)", 3),
+        Column("A step (ms)", 3),
         Column("Change (%)", 2),
         Column("Interval (%)"),
         Column("Limits exceeded"),

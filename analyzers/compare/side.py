@@ -13,8 +13,10 @@ from msgspec import Struct
 from perfscope.analyzers.budget import KINDS, Budget, Term
 from perfscope.analyzers.compare.change import Samples
 from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.logs.step_times import steady_records
 from perfscope.analyzers.logs.summary import LogSummary
+from perfscope.analyzers.loop import record_loop
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.tflops.trained_run import find_device, find_trained_model
@@ -43,6 +45,7 @@ class Origin(StrEnum):
 class Compared(StrEnum):
     """A figure that is compared; the names are those of limits and of JSON."""
 
+    LOOP_TIME = "loop_time"
     STEP_TIME = "step_time"
     THROUGHPUT = "throughput"
     TFLOPS = "tflops"
@@ -68,6 +71,15 @@ class TrainedSetup:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
+class Cause(Struct, frozen=True):
+    """A finding of a side: ``cost`` is in words, ``cost_us`` of a step."""
+
+    id: str
+    title: str
+    cost: str
+    cost_us: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
     """One side; figures have a series for each run.
@@ -79,17 +91,23 @@ class Side:
         energy_j: Energy of each undisturbed step over all GPUs.
         budget: What a profiled step is made of; of several runs that of the first with traces.
         reasons: Why a figure, or ``budget``, is absent.
+        loop_s: Each step of the loop with everything in it.
+        causes: The findings, of several runs those of the first; None where it has no such answer.
+        command: What was run.
     """
 
     name: str
     kind: Origin
     setup: TrainedSetup
+    loop_s: Samples | None = None
     step_time_s: Samples | None = None
     is_profiled: bool = False
     tflop_per_step: tuple[float, str] | None = None
     memory_bytes: Samples | None = None
     energy_j: Samples | None = None
     budget: Budget | None = None
+    causes: tuple[Cause, ...] | None = None
+    command: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()
@@ -123,6 +141,8 @@ def _join_distinct(name: str, sides: Sequence[Side]) -> Side:
     return replace(
         of_budget,
         name=name,
+        causes=first.causes,
+        loop_s=_join([side.loop_s for side in sides]),
         step_time_s=_join([side.step_time_s for side in sides]),
         memory_bytes=_join([side.memory_bytes for side in sides]),
         energy_j=_join([side.energy_j for side in sides]),
@@ -135,7 +155,10 @@ def _join(samples: Sequence[Samples | None]) -> Samples | None:
     stated = [sample for sample in samples if sample is not None]
     if not stated or len(stated) < len(samples):
         return None
-    return Samples(tuple(run for sample in stated for run in sample.runs), stated[0].is_mean)
+    planned, beside = (
+        tuple(part for sample in stated for part in getattr(sample, name)) for name in ("planned", "beside")
+    )
+    return Samples(tuple(run for sample in stated for run in sample.runs), stated[0].is_mean, planned, beside)
 
 
 def side_of_run(
@@ -146,21 +169,28 @@ def side_of_run(
     versions: Mapping[str, str],
     damage: tuple[str, ...] = (),
 ) -> Side:
-    """A run with the results of ``steps``, ``mfu``, ``energy`` and ``budget``, as far as there are any."""
+    """A run with the results of ``findings``, ``steps``, ``mfu``, ``energy`` and ``budget``, as far as it has them."""
     undisturbed = find_undisturbed(run.steps)
     times_s = undisturbed.times_s()
     steps, mfu, energy, budget = (results.get(name) for name in ("steps", "mfu", "energy", "budget"))
     budget = budget if isinstance(budget, Budget) else None
+    found, (loop_s, why_no_loop) = results.get("findings"), _loop(run, undisturbed)
     return Side(
         name=name,
         kind=Origin.RUN,
         setup=_setup(run, steps if isinstance(steps, StepTimes) else None, mfu, versions),
+        loop_s=loop_s,
         step_time_s=Samples((times_s,)) if len(times_s) else None,
         tflop_per_step=_operations(mfu, undisturbed.step_time_s()),
         memory_bytes=_memory(undisturbed),
         energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
         budget=budget,
+        causes=tuple(Cause(each.id, each.title, each.cost, each.cost_us) for each in found.findings)
+        if isinstance(found, Findings)
+        else None,
+        command=run.command,
         reasons={
+            Compared.LOOP_TIME: why_no_loop,
             Compared.STEP_TIME: reasons.get("steps") or TOO_FEW_STEPS,
             Compared.MEMORY: "no rank recorded the peak memory of a device",
             Compared.TFLOPS: reasons.get("mfu", "its operations are not known"),
@@ -169,6 +199,22 @@ def side_of_run(
         },
         damage=damage,
     )
+
+
+def _loop(run: Run, undisturbed: UndisturbedSteps) -> tuple[Samples | None, str]:
+    """The steps of its loop, or why it has none; start-up and windows are no variation of steps."""
+    if not len(undisturbed.numbers):
+        return None, TOO_FEW_STEPS
+    try:
+        record = record_loop(run)
+    except MissingInput as missing:
+        return None, missing.problem
+    steps_s, rest_s = record.step_ns / NS_PER_S, np.maximum(record.unplanned_ns, 1) / NS_PER_S
+    is_own = undisturbed.mask(record.steps)[1:] | (rest_s < steps_s)
+    planned_s, whole_s = float(np.mean(steps_s - rest_s)), float(np.mean(rest_s))
+    rest_s[~is_own] = np.median(rest_s[is_own])
+    beside_s = whole_s - float(np.mean(rest_s))
+    return Samples((rest_s,), is_mean=True, planned=(planned_s,), beside=(beside_s,)), ""
 
 
 def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[str, ...] = ()) -> Side:
@@ -187,7 +233,7 @@ def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[
         reasons={
             Compared.STEP_TIME: reason,
             "budget": reason,
-            **dict.fromkeys((Compared.THROUGHPUT, Compared.TFLOPS, Compared.MEMORY, Compared.ENERGY), why),
+            **{figure: why for figure in Compared if figure is not Compared.STEP_TIME},
         },
         damage=damage,
     )
@@ -270,6 +316,7 @@ def side_of_log(name: str, summary: LogSummary) -> Side:
         tflop_per_step=None if tflop is None else (tflop, _LOG_CONVENTION),
         memory_bytes=Samples((np.array([float(memory)]),)) if memory else None,
         reasons={
+            Compared.LOOP_TIME: "a log does not state the time of its steps with everything between them",
             Compared.STEP_TIME: summary.reason or "it states no step time",
             Compared.TFLOPS: "it does not state model, batch and GPUs in full",
             Compared.MEMORY: "it states no device memory",
@@ -302,6 +349,11 @@ class _Baseline(Struct):
     name: str = ""
     setup: TrainedSetup | None = None
     is_profiled: bool = False
+    loop_s: _Runs = None
+    planned_s: tuple[float, ...] = ()
+    beside_s: tuple[float, ...] = ()
+    causes: tuple[Cause, ...] | None = None
+    command: tuple[str, ...] = ()
     step_time_s: _Runs = None
     memory_bytes: _Runs = None
     energy_j: _Runs = None
@@ -324,6 +376,11 @@ def to_baseline(side: Side) -> dict[str, Json]:
             name=side.name,
             setup=side.setup,
             is_profiled=side.is_profiled,
+            loop_s=_lists(side.loop_s),
+            planned_s=side.loop_s.planned if side.loop_s is not None else (),
+            beside_s=side.loop_s.beside if side.loop_s is not None else (),
+            causes=side.causes,
+            command=side.command,
             step_time_s=_lists(side.step_time_s),
             memory_bytes=_lists(side.memory_bytes),
             energy_j=_lists(side.energy_j),
@@ -361,6 +418,9 @@ def _from_baseline(name: str, data: _Baseline) -> Side:
         name=name,
         kind=Origin.BASELINE,
         setup=data.setup or TrainedSetup(),
+        loop_s=_loop_samples(data),
+        causes=data.causes,
+        command=data.command,
         step_time_s=_samples(data.step_time_s),
         is_profiled=data.is_profiled,
         tflop_per_step=data.tflop_per_step,
@@ -377,6 +437,15 @@ def _samples(runs: _Runs, *, is_mean: bool = False) -> Samples | None:
     if any(not run or min(run) <= 0 for run in runs):
         raise ValueError("a figure is no list of lists of positive numbers")
     return Samples(tuple(np.asarray(run, np.float64) for run in runs), is_mean)
+
+
+def _loop_samples(data: _Baseline) -> Samples | None:
+    loop_s = _samples(data.loop_s, is_mean=True)
+    if loop_s is None:
+        return None
+    if not len(loop_s.runs) == len(data.planned_s) == len(data.beside_s):
+        raise ValueError("the loop has not as many values as runs")
+    return replace(loop_s, planned=data.planned_s, beside=data.beside_s)
 
 
 def _budget(data: _Budget) -> Budget:

@@ -22,7 +22,7 @@ class ComparedRuns:
 
     @property
     def verdict(self) -> str:
-        """``slower``, ``faster``, ``same`` or ``incomparable``."""
+        """``slower``, ``faster``, ``same``, ``not_sure`` or ``incomparable``."""
         return str(self.comparison.verdict)
 
     @property

@@ -29,7 +29,7 @@ from perfscope.sources.runs.stored import read_versions_at
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import TRACE_ENDINGS
 
-_OF_RUNS = frozenset(("steps", "mfu", "energy", "budget"))
+_OF_RUNS = frozenset(("findings", "steps", "mfu", "energy", "budget"))
 _OF_TRACES = frozenset(("budget",))
 _SCHEMA = b'"perfscope/'
 _SEPARATOR = ","

@@ -34,7 +34,12 @@ from perfscope.report import Report, Section, escape_control_characters
 from perfscope.units import format_count, format_seconds
 
 _HEADING, _FAINT, _DOUBT = "bold cyan", "dim", "yellow"
-_VERDICTS = {"slower": "bold red", "faster": "bold green", "same": "bold", "incomparable": "bold yellow"}
+_VERDICTS = {
+    "slower": "bold red",
+    "faster": "bold green",
+    "same": "bold",
+    **dict.fromkeys(("not_sure", "incomparable"), "bold yellow"),
+}
 _OF_COMPARISONS = ("Figures", "Limits", "What the change is made of", "Verdicts")
 #: Of the parts of the wall clock, the largest first.
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan")
@@ -57,11 +62,13 @@ def render_screen(report: Report, terminal: Terminal) -> str:
         case "perfscope/analyses/1":
             lines += map(_draw_run, report.data["analyses"])  # type: ignore[arg-type]  # they are objects
         case "perfscope/comparison/1" | "perfscope/comparisons/1":
-            lines += _draw_comparison(report)
+            lines += _draw_comparison(report, console)
         case _:
             return render(report, terminal)
     title, verdict = _plain(report.title, "bold"), str(report.data.get("verdict", ""))
-    top = [Text(verdict.capitalize(), _VERDICTS[verdict]), *_wrap(title, console)] if verdict in _VERDICTS else [title]
+    top = [title]
+    if verdict in _VERDICTS:
+        top = [Text(verdict.replace("_", " ").capitalize(), _VERDICTS[verdict]), *_wrap(title, console)]
     end: list[Text] = []
     if report.warnings:
         following = len(report.warnings) - 1
@@ -73,7 +80,8 @@ def render_screen(report: Report, terminal: Terminal) -> str:
     if len(lines) > room:
         lines = [*lines[: room - 1], _plain(f"... and {format_count(len(lines) - room + 1, 'more line')}", _FAINT)]
     for line in (*top, *lines, *end):
-        console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+        is_whole = line.overflow == "ignore"  # a command to paste
+        console.print(line, no_wrap=True, overflow=line.overflow or "ellipsis", crop=not is_whole)
     return _written(console)
 
 
@@ -131,8 +139,11 @@ def _draw_run(analysis: Mapping[str, Any]) -> Text:
     return line.append(findings[0]["title"] if findings else "nothing stands out", _DOUBT if findings else "not bold")
 
 
-def _draw_comparison(report: Report) -> Iterator[Text]:
+def _draw_comparison(report: Report, console: Console) -> Iterator[Text]:
     for section in report.sections:
+        for note in section.notes if section.title.endswith("In short") else ():
+            command = Text(to_line(note.strip("`")), overflow="ignore")
+            yield from [command] if note.startswith("`") else _wrap(_plain(note), console)
         if section.title in _OF_COMPARISONS and section.rows:
             yield _plain(section.title, _HEADING)
             for row in section.rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -37,9 +38,13 @@ def copied(source: Path, target: Path, edit: Callable[[dict[str, Any]], object] 
 def set_time(ms: float) -> Callable[[dict[str, Any]], object]:
     """Steps of about so many milliseconds, which vary by a thousandth."""
 
+    ends_ns = [10**12]
+
     def edit(step: dict[str, Any]) -> None:
         if "wall_ns" in step:
             step["wall_ns"] = round(ms * 1_000_000 * (1 + (step["step"] * 7919 % 21 - 10) / 10_000))
+        ends_ns.append(ends_ns[-1] + step.get("wall_ns", 0))
+        step |= {"end_ns": ends_ns[-1], "hook_ns": 0}
 
     return edit
 
@@ -72,7 +77,42 @@ def test_the_json_has_the_schema_and_the_keys_that_are_promised(pair: tuple[Path
 def test_a_run_against_itself_has_no_difference(capsys: Capture) -> None:
     answer = run(capsys, "compare", RUN, RUN)
     assert answer.code == 0
-    assert "no difference found (+0.00%" in answer.out.splitlines()[0]
+    assert ": not sure, between 4." in answer.out.splitlines()[0]  # its steps spread too much for one run of each side
+    assert "compare them" not in answer.err
+    document = run(capsys, "compare", RUN, RUN, "--format", "json").data
+    assert document["verdict"] == "not_sure"
+    assert document["gone"] == document["came"] == []
+    assert document["commands"][-1].startswith("perfscope compare ")
+    for command in document["commands"]:
+        assert f"- `{command}`" in answer.out
+
+
+def pause_each_fifth(step: dict[str, Any]) -> None:
+    """200 ms between two steps, before each fifth one."""
+    set_time(20.0)(step)
+    step["end_ns"] = 10**12 + step["step"] * 20_000_000 + step["step"] // 5 * 200_000_000
+    if step["step"] > 1:
+        step |= {"wall_ns": step["wall_ns"] + 200_000_000 * (step["step"] % 5 == 0)}
+        step["gap_ns"] = 200_000_000 * (step["step"] % 5 == 0)
+
+
+def test_a_pause_that_went_away_is_seen_over_the_loop(tmp_path: Path, capsys: Capture) -> None:
+    """The typical step is the same; the loop is three times as fast."""
+    a, b = copied(RUN, tmp_path / "a", pause_each_fifth), copied(RUN, tmp_path / "b", set_time(20.0))
+    document = run(capsys, "compare", a, b, "--format", "json").data
+    assert document["verdict"] == "faster"
+    assert document["loop_time"]["a_s"] == pytest.approx(0.0602, rel=0.02)
+    assert document["loop_time"]["b_s"] == pytest.approx(0.020, rel=0.02)
+    assert abs(document["step_time"]["change"]) < 0.02
+    assert [cause["id"] for cause in document["gone"]] == ["pauses"]
+    lines = run(capsys, "compare", a, b, "--fail-on", "loop_time<-50%").out.splitlines()
+    assert re.fullmatch(
+        r"# .*: 3\.0 times faster \(at least 2\.\d times\): 5\.9\d+ s to 1\.9\d+ s for 99 steps", lines[0]
+    )
+    assert any(line.startswith("- Went away: Pauses in some steps, ") for line in lines)
+    slower = run(capsys, "compare", b, a, "--fail-on", "loop_time>+50%")
+    assert slower.code == 3
+    assert ": 3.0 times slower" in slower.out.splitlines()[0]
 
 
 def test_another_batch_or_gpu_count_is_refused_with_the_reason(capsys: Capture) -> None:
@@ -152,7 +192,7 @@ def test_several_runs_of_a_side_are_the_unit(tmp_path: Path, capsys: Capture) ->
         for number, ms in enumerate((20.0, 21.0, 20.5)):
             copied(RUN, tmp_path / side / f"run{number}", set_time(ms * factor))
     folders = run(capsys, "compare", tmp_path / "a", tmp_path / "b", "--format", "json").data
-    assert folders["verdict"] == "same"
+    assert folders["verdict"] == "not_sure"
     assert folders["step_time"]["covers"] == "runs"
     assert folders["a"]["runs"] == 3
     commas = [",".join(str(tmp_path / side / f"run{number}") for number in range(3)) for side in "ab"]

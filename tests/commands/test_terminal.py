@@ -80,7 +80,7 @@ def test_a_comparison_is_one_screen_with_the_verdict_first_and_markdown_where_it
     words = ("compare", PINNED, UNPINNED, "--anyway")
     lines = lines_of(run(capsys, *words))
     assert (lines[0], len(lines) < 24) == ("Slower", True)
-    assert any(line.startswith("Step time (ms)") for line in lines)
+    assert any(line.startswith("Typical step (ms)") for line in lines)
     markdown = run(capsys, *words, "--format", "md").out
     monkeypatch.setattr(CaptureIO, "isatty", lambda _: False)
     assert run(capsys, *words).out == markdown

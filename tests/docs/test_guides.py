@@ -38,7 +38,7 @@ KEYS: dict[str, tuple[list[list[object]], str]] = {
         [
             ["compare", FIXTURES / "light" / "gpu_bound", FIXTURES / "light" / "ddp_gpu_bound", "--anyway"],
         ],
-        "slower faster same incomparable steps runs none comparisons",
+        "slower faster same not_sure incomparable steps runs none comparisons",
     ),
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perfscope.analyzers.compare.change import Samples, Variation, compare_samples
+from perfscope.analyzers.compare.change import Samples, Variation, compare_loops, compare_samples
 from perfscope.tables.columns import Float64
 
 
@@ -111,3 +111,42 @@ def test_a_run_that_drifts_has_a_wider_interval() -> None:
         assert interval is not None
         widths.append(interval[1] - interval[0])
     assert widths[1] > 3 * widths[0]
+
+
+def loop(values: Float64, planned: float = 0.0, beside: float = 0.0) -> Samples:
+    return Samples((values,), is_mean=True, planned=(planned,), beside=(beside,))
+
+
+def test_what_came_by_plan_and_went_away_is_seen_where_steps_spread() -> None:
+    generator = np.random.default_rng(31)
+    pairs = [[autoregressive(generator, 60, 0.2, 0.05) for _ in "ab"] for _ in range(100)]
+    changes = [compare_loops(loop(a, planned=0.25), loop(b)) for a, b in pairs]
+    assert sum(change.interval is not None and change.interval[1] < 0 for change in changes) >= 95
+    assert all(change.interval is not None and change.interval[0] <= change.change for change in changes)
+
+
+def test_loops_of_the_same_training_give_no_alarm() -> None:
+    generator = np.random.default_rng(37)
+    pairs = [[autoregressive(generator, 60, 0.2, 0.05) for _ in "ab"] for _ in range(200)]
+    changes = [
+        compare_loops(
+            loop(a, generator.normal(0.3, 0.01), generator.normal(0, 0.02)),
+            loop(b, generator.normal(0.3, 0.01), generator.normal(0, 0.02)),
+        )
+        for a, b in pairs
+    ]
+    alarms = [change for change in changes if change.interval is not None and not holds_zero(change.interval)]
+    assert len(alarms) <= 10
+
+
+def holds_zero(interval: tuple[float, float]) -> bool:
+    return interval[0] <= 0 <= interval[1]
+
+
+def test_a_rest_that_became_slower_hides_no_more_than_it_took() -> None:
+    """Validation of a quarter went away, and all other steps became longer by as much: nothing is certain."""
+    generator = np.random.default_rng(41)
+    a, b = (autoregressive(generator, 60, 0.2, 0.05) for _ in "ab")
+    change = compare_loops(loop(a, planned=0.25), loop(1.25 * b))
+    assert change.interval is not None
+    assert holds_zero(change.interval)
