@@ -13,13 +13,14 @@ import shutil
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import perfscope
-from perfscope.errors import ExitCode, PerfscopeError, UsageError
+from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_line
 from perfscope.outcome import Outcome
@@ -55,6 +56,19 @@ _NOW = {
 }
 
 
+#: How commands are used that need a word and have no default for it; others name theirs in their errors.
+_EXAMPLES = {
+    "perfscope watch": "perfscope watch runs/train",
+    "perfscope trigger": "perfscope trigger runs/train --steps 3",
+    "perfscope collect": "perfscope collect node0:RUN node1:RUN -o WHOLE",
+    "perfscope postmortem": "perfscope postmortem runs/train",
+    "perfscope logs": "perfscope logs train.log",
+    "perfscope scaling": "perfscope scaling RUN8 RUN16 RUN32",
+    "perfscope report": "perfscope report refresh README.md --check",
+    "perfscope report table": "perfscope report table runs.csv --add tflops",
+    "perfscope report refresh": "perfscope report refresh README.md --check",
+    "perfscope report build": "perfscope report build reports",
+}
 #: A line on standard error is lost where nobody reads for so many seconds.
 _PATIENCE_S = 5.0
 #: A smaller terminal is written to as one of this size.
@@ -107,20 +121,21 @@ class CommandGroup(TyperGroup):
 
 
 def _in_one_line(error: TyperError) -> PerfscopeError:
-    """A usage error of typer in our form; where nothing was typed, it is the help text."""
+    """A usage error of typer in our form; of the bare program it is the help text."""
     message: str = error.message.rstrip(".")
     context = error.ctx
-    if not message or "\n" in message:  # rich has printed it, or it has no rich
-        sys.stdout.write(message)
+    if context is None or (context.parent is None and (not message or "\n" in message)):
+        sys.stdout.write(message)  # rich has printed it, or it has no rich
         raise SystemExit(ExitCode.USAGE)
     typed = getattr(error, "option_name", None)
     if typed is not None and context is not None:
         options = [option for parameter in context.command.params for option in parameter.opts]
-        message += _suggest(typed, options)
+        message += ": did you mean --format json?" if typed == "--json" else _suggest(typed, options)
     elif context is not None:
         message = error.format_message().rstrip(".").replace("Value error, ", "")
-    command = "perfscope" if context is None else context.command_path
-    hint = None if "did you mean" in message.lower() else f"{command} --help"
+    path: str = context.command_path
+    example = _EXAMPLES.get(path) if error.message.startswith("Missing") or not error.message else None
+    hint = None if "did you mean" in message.lower() else example or f"{path} --help"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
@@ -225,13 +240,45 @@ def main() -> None:
         code = _run()
     except PerfscopeError as error:
         write_line(f"perfscope: {escape_control_characters(error.problem)}", _PATIENCE_S)
-        if error.hint:
-            write_line(f"  hint: {error.hint}", _PATIENCE_S)
+        if isinstance(error, UsageError) and (usage := _find_usage()):
+            write_line(f"  usage: {usage}", _PATIENCE_S)
+        if hint := _find_hint(error):
+            write_line(f"  hint: {hint}", _PATIENCE_S)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         _drop_output()  # the reader of a pipe went away
         raise SystemExit(1) from None
     raise SystemExit(code)
+
+
+def _find_usage() -> str | None:
+    """How the command is used that was typed without a word behind it."""
+    command: Context = typer.main.get_command(app)
+    context: Context = command.make_context("perfscope", [], resilient_parsing=True)
+    for word in sys.argv[1:]:
+        command = command.get_command(context, word) if hasattr(command, "get_command") else None
+        if command is None:
+            return None
+        context = type(context)(command, context, word)
+    return " ".join([context.command_path, *command.collect_usage_pieces(context)]) if context.parent else None
+
+
+def _find_hint(error: PerfscopeError) -> str | None:
+    """What to do: of a run that is not there, or a file that is no run, what was probably meant."""
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    if not isinstance(error, SourceError) or COMMANDS.get(words[0] if words else "") != "Runs":
+        return error.hint
+    from perfscope.sources.runs.folder import find_newest, is_run  # after an error, which most commands have not
+
+    path = Path(error.path)
+    if not path.exists():
+        newest = find_newest(1)
+        return f"the newest run is {newest[0]}" if newest else error.hint
+    if path.suffix == ".py":
+        return f"perfscope profile -- python {path}"
+    if path.suffix == ".html":
+        return f"perfscope analyze {path.parent if is_run(path.parent) else 'RUN'}"
+    return error.hint
 
 
 def _run() -> int:

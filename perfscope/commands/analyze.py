@@ -18,6 +18,7 @@ from perfscope.commands.options import (
     Sections,
     choose_sections,
     expand_groups,
+    or_newest,
     outcome_of,
     require_positive,
     require_readable,
@@ -126,13 +127,15 @@ class ExecutionOptions(NamedTuple):
 def analyze(
     context: typer.Context,
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RUN_DIR... | TRACE...",
             help="Folders of runs, or traces: files, folders, patterns, URLs. For `--only goodput` all runs or logs of "
             "one job, for `--only memory` snapshots, too.",
+            show_default="the newest run of runs/",
         ),
-    ],
+    ] = None,
+    *,
     where: ExecutionOptions,
     only: Annotated[
         str | None,
@@ -176,8 +179,9 @@ def analyze(
         rank_rule=_rank_rule(rank),
         stated=Stated(None if stated.dtype is None else str(stated.dtype), stated.peak),
     )
+    chosen, notes = or_newest(paths)
     # The workers of a cluster have a working folder of their own.
-    locations = [path if where.dask is None or is_url(path) else str(Path(path).absolute()) for path in paths]
+    locations = [path if where.dask is None or is_url(path) else str(Path(path).absolute()) for path in chosen]
     with _analyze(locations, plan) as (analyses, places):
         if tables.rows is not None and len(analyses) > 1:
             raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(analyses)} runs")
@@ -191,7 +195,7 @@ def analyze(
         format,
         in_full=bool(section or only),
         warnings=shorten_warnings(report.warnings),
-        notes=tuple(f"note: {line}" for analysis in analyses for line in analysis.notes),
+        notes=(*notes, *(f"note: {line}" for analysis in analyses for line in analysis.notes)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -20,13 +21,17 @@ from perfscope.bench.running import BenchPlan, hold_folder, prepare_folder, read
 from perfscope.bench.settings import OPTION_SETS, Settings, choose_strategies, expand_matrix, order_variants
 from perfscope.bench.tables import rows_data, sections_of
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
+from perfscope.constants import S_PER_MINUTE
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report
+from perfscope.units import format_count
 
 SCHEMA = "perfscope/bench/1"
 _rows, _training, _running = (partial(typer.Option, rich_help_panel=panel) for panel in ("Rows", "Training", "Running"))
+#: What a training takes before its first step.
+_START_S = 20
 _BATCH = {"cuda": 64, "cpu": 16}
 _PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
@@ -100,6 +105,7 @@ class RunOptions(NamedTuple):
             show_default="torchrun on this host",
         ),
     ] = None
+    yes: Annotated[bool, _running("--yes", "-y", help="Start without a question.")] = False
 
 
 @expand_groups
@@ -123,11 +129,33 @@ def bench(
     variants = expand_matrix(matrix.strategies, matrix.nproc, matrix.precision or _PRECISION[device], matrix.options)
     most = max(variant.nproc for variant in variants)
     settings = _make_settings(training, str(device), running.launcher, max(1, (os.cpu_count() or 1) // most))
+    _confirm(len(variants), running, is_chosen=(matrix, training) != (MatrixOptions(), TrainingOptions()))
     machine = describe_machine(settings)
     settings_here = prepare_folder(running.output, settings)
     plan = BenchPlan(running.output, settings_here, machine, variants, running.repetitions, running.timeout)
     with hold_folder(running.output):
         return _sweep(plan, format=format)
+
+
+def _confirm(rows: int, running: RunOptions, *, is_chosen: bool) -> None:
+    """Say how much would be trained, and for how long at most; ask on a terminal.
+
+    Raises:
+        UsageError: Nobody can be asked, and nothing was chosen: it would train the defaults.
+        Abort: The answer is no.
+    """
+    trainings = rows * running.repetitions
+    minutes = [math.ceil(trainings * seconds / S_PER_MINUTE) for seconds in (_START_S, running.timeout)]
+    plan = (
+        f"{format_count(rows, 'row')}, {format_count(running.repetitions, 'training')} each: {minutes[0]} minutes at "
+        f"least, {minutes[1]} at most (--timeout)"
+    )
+    if running.yes:
+        return
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm(f"{plan}. Start?", abort=True, err=True)
+    elif not is_chosen:
+        raise UsageError(f"all defaults would train {plan}", hint="perfscope bench --yes, or --strategies single,ddp")
 
 
 def _make_settings(training: TrainingOptions, device: str, launcher: str | None, threads: int) -> Settings:

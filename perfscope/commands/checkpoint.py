@@ -95,7 +95,9 @@ def checkpoint(
     saves = _read_saves(save_time)
     if directory is None:
         if parameters is None:
-            raise UsageError("no checkpoint and no size", hint="name a checkpoint, or plan one with --size and --gpus")
+            raise UsageError(
+                "no checkpoint and no size", hint="perfscope checkpoint DIR, or --size 13B --gpus 64 to plan one"
+            )
         files = require_positive("--gpus", 1 if gpus is None else gpus)
         plan = plan_checkpoint(parameters, files, per_parameter or bytes_per_parameter())
         title = f"A checkpoint of {format_parameters(parameters)} parameters: {format_bytes(plan.total.bytes)}"

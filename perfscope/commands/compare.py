@@ -13,7 +13,7 @@ from perfscope.analyzers.compare.comparison import Comparison, parse_limit
 from perfscope.analyzers.compare.report import describe_verdict, shorten
 from perfscope.analyzers.compare.side import to_baseline
 from perfscope.api.comparing import compare_sides, to_report
-from perfscope.commands.options import ScreenFormat, Sections, choose_sections, require_readable
+from perfscope.commands.options import ScreenFormat, Sections, choose_sections, or_newest, require_readable
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
@@ -21,10 +21,11 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 
 Sides = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="A B...",
         help="Runs, traces, logs or saved results. Several runs of one side: a folder of runs, or A1,A2,A3.",
+        show_default="the two newest runs of runs/",
     ),
 ]
 FailOn = Annotated[
@@ -56,7 +57,7 @@ Save = Annotated[
 
 
 def compare(
-    sides: Sides,
+    sides: Sides = None,
     fail_on: FailOn = None,
     anyway: Anyway = False,
     between_runs: BetweenRuns = None,
@@ -69,6 +70,7 @@ def compare(
     require_readable(section, format)
     for text in fail_on or ():
         parse_limit(text)  # said before anything is read
+    sides, newest = or_newest(sides, 2)
     if len(sides) == 1 and save is None:
         raise UsageError("nothing to compare it with: name at least two", hint="perfscope compare A B")
     plan = Plan(with_operators=operators)
@@ -85,7 +87,7 @@ def compare(
         choose_sections(report, section),
         format,
         in_full=bool(section),
-        notes=tuple(_notes(comparisons)),
+        notes=(*newest, *_notes(comparisons)),
         exit_code=_exit_code(comparisons),
     )
 

@@ -30,6 +30,7 @@ from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.files import replace_file
 from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
+from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.window import SMALLEST_FREE_BYTES
 from perfscope.hooks.profiler.window_schedule import find_profiler_variable
 from perfscope.hooks.reach import attach, launch
@@ -322,6 +323,7 @@ def check_disk(folder: Path) -> Check:
 
 
 def doctor(
+    context: typer.Context,
     demo: Annotated[
         bool,
         typer.Option("--demo", help="Train with a planted fault on two ranks, find it, train without it, and compare."),
@@ -354,29 +356,31 @@ def doctor(
         return run_demo(output or Path("runs/demo"))
     if ceiling:
         return Outcome(measure_ceiling(output), format)
-    checks = _run_checks(_nearest_folder(output or Path()))
+    quiet = context.find_root().params.get("quiet")
+    checks = []
+    for check in _run_checks(_nearest_folder(output or Path())):
+        checks.append(check)
+        if not quiet:  # torch alone takes seconds
+            fix = f"; fix: {check.fix}" if check.fix else ""
+            write_message(f"{check.verdict}: {check.part}: {check.finding}{fix}")
     failed = [check for check in checks if check.verdict is CheckVerdict.FAIL]
-    return Outcome(
-        _report(checks),
-        format,
-        notes=tuple(f"{check.part}: {check.finding}: {check.fix}" for check in failed),
-        exit_code=ExitCode.DAMAGED_INPUT if failed else ExitCode.OK,
-    )
+    code = ExitCode.DAMAGED_INPUT if failed else ExitCode.OK
+    report = _report(checks)
+    if format is Format.MARKDOWN and not quiet and sys.stdout.isatty() and sys.stderr.isatty():
+        return Outcome(text=f"{report.sections[0].notes[0]}\n", exit_code=code)  # the rest is on the screen
+    notes = tuple(f"{check.part}: {check.finding}: {check.fix}" for check in failed)
+    return Outcome(report, format, notes=notes, exit_code=code)
 
 
-def _run_checks(folder: Path) -> list[Check]:
+def _run_checks(folder: Path) -> Iterator[Check]:
+    """Every check as soon as it is known."""
     with ThreadPoolExecutor() as pool:  # torch is loaded in two processes, which takes seconds
         hook_checks = pool.submit(check_hook)
+        yield ok("Python", f"{platform.python_version()} at {sys.executable}")
         nvml_check, gpus = check_nvml()
-        torch_checks = check_torch(gpus=gpus)
-    return [
-        ok("Python", f"{platform.python_version()} at {sys.executable}"),
-        *torch_checks,
-        *hook_checks.result(),
-        check_launchers(),
-        nvml_check,
-        check_disk(folder),
-    ]
+        yield from (nvml_check, check_launchers(), check_disk(folder))
+        yield from check_torch(gpus=gpus)
+        yield from hook_checks.result()
 
 
 def _nearest_folder(folder: Path) -> Path:

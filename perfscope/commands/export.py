@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.commands.options import FormatOption, outcome_of
+from perfscope.commands.options import FormatOption, or_newest, outcome_of
 from perfscope.constants import MB, NS_PER_US
 from perfscope.engine.analysis_report import to_report as describe_analyzed
 from perfscope.engine.execution import Execution, available_processors
@@ -46,9 +46,13 @@ _ENDINGS = {
 
 def export(
     paths: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN_DIR | TRACE...", help="A run, or the traces of a job."),
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN_DIR | TRACE...",
+            help="A run, or the traces of a job.",
+            show_default="the newest run of runs/",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -79,8 +83,9 @@ def export(
     chosen, path = _choose(kind, output)
     if chosen is not ExportKind.TRACE and (ranks or steps):
         raise UsageError("--ranks and --steps are of a trace", hint="--as trace")
+    paths, notes = or_newest(paths)
     if chosen is ExportKind.PAGE:
-        return outcome_of(_write_page(paths, path), format)
+        return outcome_of(_write_page(paths, path), format, notes=notes)
     if chosen is ExportKind.TRACE:
         choice = Choice(
             ranks=frozenset(parse_ranges(ranks)) if ranks else frozenset(),
@@ -88,13 +93,13 @@ def export(
             rank_rule=RANK_IN_FILE_NAME,
             workers=available_processors(),
         )
-        return outcome_of(_write_trace(paths, path, choice), format)
+        return outcome_of(_write_trace(paths, path, choice), format, notes=notes)
     if len(paths) != 1:
         raise UsageError("metrics are of one run", hint="perfscope export RUN_DIR --as openmetrics")
     job = WatchedJob(Path(paths[0]))
     job.look()
     replace_file(path, to_openmetrics(job).encode())
-    return Outcome(text=f"wrote {path}\n")
+    return Outcome(text=f"wrote {path}\n", notes=notes)
 
 
 def _choose(kind: ExportKind | None, output: Path | None) -> tuple[ExportKind, Path]:

@@ -19,6 +19,8 @@ from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report, Section
+from perfscope.sources.runs.folder import find_newest
+from perfscope.wire import RUNS_FOLDER
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
 
@@ -28,6 +30,22 @@ def require_positive(name: str, value: int) -> int:
     if value < 1:
         raise UsageError(f"{name} must be at least 1, not {value}")
     return value
+
+
+def or_newest(paths: Sequence[str] | None, count: int = 1) -> tuple[list[str], tuple[str, ...]]:
+    """The runs that were typed, or the newest ones of ``runs`` with a note that names them.
+
+    Raises:
+        UsageError: None was typed, and ``runs`` holds too few.
+    """
+    if paths:
+        return list(paths), ()
+    newest = find_newest(count)
+    if len(newest) < count:
+        missing = f"no run is named, and {RUNS_FOLDER}/ holds {'none' if count == 1 else f'fewer than {count}'}"
+        raise UsageError(missing, hint="perfscope profile -- python train.py")
+    named = "the newest run" if count == 1 else f"the newest {count} runs"
+    return newest, (f"note: {named} of {RUNS_FOLDER}/: {' and '.join(newest)}",)
 
 
 def require_svg(path: Path) -> Path:

@@ -38,7 +38,7 @@ def whatif(
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
     if not paths:
-        raise UsageError("nothing to replay", hint="name a run or the traces of all ranks")
+        raise UsageError("nothing to replay", hint="perfscope whatif RUN, or the traces of all ranks")
     measured = measure_with("whatif", tuple, paths)
     windows = (*measured.windows.describe(), *measured.windows.notes)
     result = answer(measured.partials, scenario or (), _undisturbed_step(measured.run))

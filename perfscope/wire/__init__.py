@@ -52,6 +52,8 @@ NVML_FOLDER = "nvml"
 HOSTS_FOLDER = "hosts"
 COLLECTED_FILE = "collected.json"
 PAGE_FILE = "page.html"
+#: Where runs are whose folder nobody named.
+RUNS_FOLDER = "runs"
 BOOT_FOLDER = ".boot"
 TRACE_SUFFIX = ".pt.trace.json"
 

@@ -159,3 +159,11 @@ def test_what_means_nothing_is_refused_before_torch_is_loaded(
     assert ended.code in (1, 2)
     assert problem in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_trained_by_all_defaults_where_nobody_can_be_asked(tmp_path: Path) -> None:
+    ended = perfscope("bench", "-o", "B", cwd=tmp_path)
+    assert ended.code == 2
+    assert "all defaults would train 30 rows, 1 training each: 10 minutes at least, 300 at most" in ended.stderr
+    assert "--yes" in ended.stderr
+    assert not list(tmp_path.iterdir())

@@ -42,6 +42,7 @@ def test_every_part_is_checked_and_nothing_is_left_behind(tmp_path: Path) -> Non
     for part in ("Python", "torch", "torch.profiler", "Hook", "Hooks of torch", "Hooks of deepspeed", "Disk"):
         assert verdicts[part] == "ok", part
     assert verdicts["NVML"] in ("ok", "warn")
+    assert ended.stderr.startswith("perfscope: ok: Python: ")  # before torch is loaded
 
 
 FAKE_TORCH = """

@@ -92,7 +92,7 @@ def _create_default_folder(config: Config, command: Sequence[str]) -> tuple[Conf
     scripts = [word for word in command if word.endswith(".py")]
     name = Path(scripts[0] if scripts else command[0]).stem
     safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
-    first = Path("runs").absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+    first = Path(wire.RUNS_FOLDER).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     number = 1
     while True:
         folder = first if number == 1 else first.with_name(f"{first.name}-{number}")

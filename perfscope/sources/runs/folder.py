@@ -37,6 +37,16 @@ def find_runs(location: str) -> list[str]:
     return [str(folder) for folder in sorted(folders) if is_run(folder)]
 
 
+def find_newest(count: int) -> list[str]:
+    """The runs of the folder ``runs`` that began or ended last, the older ones first; fewer where there are fewer."""
+
+    def changed(run: str) -> float:
+        description = Path(run) / wire.RUN_FILE
+        return (description if description.is_file() else Path(run)).stat().st_mtime
+
+    return sorted(find_runs(wire.RUNS_FOLDER), key=changed)[-count:]
+
+
 def is_folder_at(location: str) -> bool:
     """Whether a path or a URL is a folder. Raises SourceError: the store does not say."""
     return kind_of(location) == FOLDER if is_url(location) else Path(location).is_dir()
