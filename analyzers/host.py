@@ -32,6 +32,8 @@ _COMMUNICATION = (
 )  # fmt: skip
 _WRAPPERS = ("autograd::engine::evaluate_function",)
 _LOADING = ("enumerate(DataLoader)",)
+#: A frame of a smaller share of the window is too short to be drawn.
+_LEAST_OF_WINDOW = 0.002
 #: How the profiler writes a function that is not written in Python: ``<built-in function sleep>``,
 #: ``<built-in method read of _io.FileIO object at 0x7f>``.
 _BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of .*)?>")
@@ -106,8 +108,16 @@ class OutsideTime(Figures, frozen=True, array_like=True):
     us = InUnit("duration_ns", NS_PER_US, "How long.")
 
 
+class StackFrame(Figures, frozen=True, array_like=True):
+    """A Python function below those that called it, over all of its calls from there; a frame follows its caller."""
+
+    name: str
+    depth: int
+    duration_ns: int
+
+
 class HostRank(Figures, frozen=True, array_like=True):
-    """The host of one rank."""
+    """The host of one rank; ``stacks`` are the frames of the thread of the steps that are not too short to be drawn."""
 
     INLINE = ("total",)
     rank: Annotated[int | None, Doc("The rank.")]
@@ -121,6 +131,7 @@ class HostRank(Figures, frozen=True, array_like=True):
     ]
     has_stacks: Annotated[bool, Doc("Whether Python stacks were recorded.")]
     damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
+    stacks: tuple[StackFrame, ...]
 
 
 class HostTime(Result, frozen=True):
@@ -214,6 +225,7 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             outside_operators=attribute_outside(gaps, frames, trace.names),
             has_stacks=bool(len(frames)),
             damaged=bool(trace.damage),
+            stacks=sum_stacks(frames, trace.names, start, end),
         ),
     )
 
@@ -291,6 +303,30 @@ def attribute_outside(gaps: Intervals, frames: HostSpans, names: Sequence[str]) 
         times_ns["", ""] = missing_ns
     parts = [OutsideTime(function or None, call or None, time) for (function, call), time in times_ns.items()]
     return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.function or "", part.call or "")))
+
+
+def sum_stacks(frames: HostSpans, names: Sequence[str], start_ns: int, end_ns: int) -> tuple[StackFrame, ...]:
+    """The time of each distinct stack of a thread between two moments; of callees as their caller has them."""
+    nesting = _nest(frames)
+    starts, ends = np.maximum(frames.start_ns, start_ns), np.minimum(frames.end_ns, end_ns)
+    built_in = {name: _BUILT_IN.fullmatch(names[name]) for name in distinct(frames.name)}
+    texts = {name: names[name] if match is None else f"built-in {match['call']}" for name, match in built_in.items()}
+    times_ns: dict[tuple[int, str], int] = {}
+    node_of: dict[int, int] = {ABSENT: ABSENT}
+    number_of: dict[tuple[int, str], int] = {}
+    for row in nesting.order.tolist():
+        caller = int(nesting.parent[row])
+        if caller != ABSENT:
+            ends[row] = min(ends[row], ends[caller])
+        node = node_of[caller], texts[int(frames.name[row])]
+        node_of[row] = number_of.setdefault(node, len(number_of))
+        times_ns[node] = times_ns.get(node, 0) + max(int(ends[row] - starts[row]), 0)
+    least_ns = _LEAST_OF_WINDOW * (end_ns - start_ns)
+    stacks: dict[int, tuple[str, ...]] = {ABSENT: ()}
+    for caller, text in (node for node, time_ns in times_ns.items() if time_ns > least_ns):
+        stacks[number_of[caller, text]] = (*stacks[caller], text)
+    found = sorted((stacks[number_of[node]], time_ns) for node, time_ns in times_ns.items() if time_ns > least_ns)
+    return tuple(StackFrame(stack[-1], len(stack) - 1, time_ns) for stack, time_ns in found)
 
 
 def _nest(spans: HostSpans) -> Nesting:

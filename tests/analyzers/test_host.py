@@ -142,6 +142,26 @@ def test_the_parts_add_up_to_other_and_operators_have_none(tmp_path: Path) -> No
     assert sum(part["us"] for part in rank["outside_operators"]) == pytest.approx(rank["other_us"])
 
 
+def test_stacks_have_each_caller_once_and_callees_take_no_longer(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 1000),
+        span("cpu_op", "aten::mm", 300, 400),
+        span("python_function", "train.py(3): loop", 0, 900),
+        span("python_function", "train.py(9): load", 100, 200),
+        span("python_function", "<built-in method read of _io.FileIO object at 0x7f>", 110, 150),
+        span("python_function", "train.py(9): load", 500, 700),
+        span("python_function", "<built-in method read of _io.FileIO object at 0x8e>", 510, 560),
+        span("python_function", "<built-in function id>", 880, 881),
+        span("python_function", "other.py(1): thread", 0, 1000, tid=AUTOGRAD),
+    ]
+    (rank,) = host.measure(read_trace(write(tmp_path / "rank0.json", events), EVENTS)) or ()
+    assert [(frame.name, frame.depth, frame.duration_ns) for frame in rank.stacks] == [
+        ("train.py(3): loop", 0, 900),
+        ("train.py(9): load", 1, 300),
+        ("built-in read", 2, 90),
+    ]
+
+
 @pytest.mark.parametrize(
     ("loop", "function", "call"),
     [

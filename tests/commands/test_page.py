@@ -80,6 +80,23 @@ def test_a_run_on_processors_shows_each_step_at_its_height_and_the_late_rank(tmp
     assert {"timeline", "memory"} <= set(absent(answer))
 
 
+def test_recorded_stacks_are_a_flame_graph(tmp_path: Path) -> None:
+    trace = ROOT / "fixtures" / "traces" / "loops" / "sleeping.pt.trace.json.gz"
+    _, html = write(trace, "-o", tmp_path / "page.html")
+    figure = html.partition('id="host-1"')[2].partition("</figure>")[0]
+    places = {
+        name: (float(x), float(width), float(y))
+        for x, y, width, name in re.findall(
+            r'x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" [^>]*><title>(\S+ \S+): [\d.,]+ ms, [\d.]+ %<', figure
+        )
+    }
+    caller, callee = places["loops.py(23): sleeping"], places["built-in sleep"]
+    assert callee[2] > caller[2], "below its caller"
+    assert caller[0] <= callee[0]
+    assert callee[0] + callee[1] <= caller[0] + caller[1] + 0.1
+    assert callee[1] > 0.8 * 800
+
+
 def test_ten_thousand_steps_are_drawn_in_few_points_and_said_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SyntheticRun(ranks=1, steps=10_000, profiled=0))
     _, html = write(run, "-o", tmp_path / "page.html")

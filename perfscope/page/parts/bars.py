@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
-from perfscope.analyzers.host import HostTime
+from perfscope.analyzers.host import HostRank, HostTime
 from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.memory import MemoryUse, chart_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.wall_clock import WallClock
+from perfscope.charts.grammar import Categories, Chart, RowSpan, RowSpans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
@@ -60,6 +61,14 @@ _HOST = (
 )
 
 
+#: How the names of a kind of frames begin, and their colour.
+_FRAMES = {
+    "built-in functions": ("built-in ", Colour.CALL),
+    "modules": ("nn.Module: ", Colour.BESIDE),
+    "Python functions": ("", Colour.FIRST),
+}
+
+
 def draw_host(analysis: Analysis) -> Drawn:
     """A stacked bar for each rank and step of a run without a GPU."""
     host = result_of(analysis, "host", HostTime)
@@ -79,7 +88,36 @@ def draw_host(analysis: Analysis) -> Drawn:
         for _, parts in shown
     ]
     lead = f"What the hosts did in the profiled steps, from the operators in the traces. {selection.note}"
-    return Drawn(lead, (draw_bars("Host time by rank and step", "ms", [name for name, _ in shown], rows, _HOST),))
+    bars_by_step = draw_bars("Host time by rank and step", "ms", [name for name, _ in shown], rows, _HOST)
+    with_stacks = [rank for rank in host.ranks if rank.stacks]
+    slowest = max(with_stacks, key=lambda rank: rank.total.other, default=None)
+    return Drawn(lead, (bars_by_step, *(() if slowest is None else (_draw_stacks(slowest),))))
+
+
+def _draw_stacks(rank: HostRank) -> PageFigure:
+    """A flame graph: each function below its caller, as wide as it took long."""
+    spans: dict[str, list[RowSpan]] = {kind: [] for kind in _FRAMES}
+    begins = [0.0]
+    shown = [frame for frame in rank.stacks if frame.depth < MOST_DRAWN]
+    for frame in shown:
+        begins, time_ms = begins[: frame.depth + 1], frame.duration_ns / NS_PER_MS
+        start = begins[-1]
+        begins[-1] += time_ms
+        begins.append(start)
+        kind = next(kind for kind, (prefix, _) in _FRAMES.items() if frame.name.startswith(prefix))
+        tip = f"{frame.name}: {time_ms:,.2f} ms, {percent_of(frame.duration_ns, rank.total.window):.1f} %"
+        spans[kind].append(RowSpan(frame.depth, start, start + time_ms, tip, frame.name.rpartition(" ")[2]))
+    depth = 1 + max(frame.depth for frame in shown)
+    chart = Chart(
+        f"Python functions of the profiled steps, {rank_name(rank.rank)}",
+        f"A flame graph of {len(shown)} functions of the training thread, each below its caller.",
+        Values("ms", low=0, high=rank.total.window / NS_PER_MS),
+        Categories("", ("",) * depth),
+        tuple(RowSpans(kind, _FRAMES[kind][1], tuple(of_kind)) for kind, of_kind in spans.items() if of_kind),
+    )
+    columns = (Column("Function"), Column("Depth"), Column("Time (ms)", 2))
+    rows = tuple((frame.name, frame.depth, frame.duration_ns / NS_PER_MS) for frame in rank.stacks)
+    return PageFigure((chart,), Section(chart.title, columns, rows))
 
 
 _LATE = {
