@@ -414,7 +414,7 @@ def _report(checks: Sequence[Check]) -> Report:
 
 _DEMO_SCRIPT = Path(__file__).parents[1] / "workloads" / "demo.py"
 #: The lines of the script that mending removes.
-_PLANTED = "    if step % 5 == 0:\n        report(loss.item())\n"
+_PLANTED = "    if step % 5 == 0:\n        send_metrics()\n"
 _CEILING_SCRIPT = Path(__file__).parents[1] / "workloads" / "ceiling.py"
 _CEILING_S = 20
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -431,9 +431,9 @@ def run_demo(folder: Path) -> Outcome:
     shutil.copy(_DEMO_SCRIPT, script)
     mended.write_text(script.read_text().replace(_PLANTED, ""))
     sys.stderr.write(f"perfscope: {script} pauses in every fifth step; two ranks train by it\n")
-    _profile_demo(script, folder / "before", stderr=None)
+    _profile_demo(script, folder / "before")
     sys.stderr.write(f"perfscope: {mended} is the same without the pause; two ranks train by it\n")
-    _profile_demo(mended, folder / "after", stderr=subprocess.PIPE)
+    _profile_demo(mended, folder / "after", shown=subprocess.PIPE)
     analyzed = _perfscope("analyze", folder / "before", "--only", "findings", "--format", "json")
     findings = json.loads(analyzed.stdout)["results"]["findings"]
     found = [f"{each['title']}: {each['cost']}. {each['evidence'][0]['text']}" for each in findings[:1]]
@@ -447,18 +447,18 @@ def run_demo(folder: Path) -> Outcome:
     return Outcome(text="\n".join(lines) + "\n")
 
 
-def _profile_demo(script: Path, run_dir: Path, *, stderr: int | None) -> None:
+def _profile_demo(script: Path, run_dir: Path, *, shown: int | None = None) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = _perfscope("profile", "-o", run_dir, "--", *torchrun, script, stderr=stderr)
+    ended = _perfscope("profile", "-o", run_dir, "--", *torchrun, script, shown=shown)
     if ended.returncode != 0:
         sys.stderr.write(ended.stderr or "")
         raise PerfscopeError("the training failed", hint="`perfscope doctor` checks this machine")
 
 
-def _perfscope(*words: str | Path, stderr: int | None = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+def _perfscope(*words: str | Path, shown: int | None = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "perfscope", *words]
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
+    return subprocess.run(command, env=environment, stdout=shown, stderr=shown, text=True, check=False)
 
 
 def measure_ceiling(output: Path | None) -> Report:
