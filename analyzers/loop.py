@@ -1,10 +1,11 @@
 """What the training loop's time went to, and the pauses in it: from the record of every step, without a trace.
 
-The loop lasts from the end of the first step to the end of the last one. What perfscope itself took is not of it. Its
-parts are those of the wall clock, and they add up to it. The process of the slowest rank is shown.
+The loop lasts from the end of the first step to the end of the last one, with the saves and validations after that.
+What perfscope itself took is not of it. Its parts are those of the wall clock, and they add up to it. The process of
+the slowest rank is shown.
 
 A pause is time of a few steps beyond that of the others, which no save, validation, compilation, wait for data, garbage
-collection or other rank explains. It is inside of the steps or between them. What short steps make up for is no pause.
+collection or other rank explains. It is inside of the steps or between them. Much shorter steps make up for it.
 A host that reads a value of its device in every tenth step waits there for what it had launched.
 """
 
@@ -39,6 +40,8 @@ _PLANNED = (
 _OUTSIDE = (LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.END)
 #: What a step takes by itself, and what nothing explains.
 _OWN = (LifePart.STEPS, LifePart.BETWEEN)
+#: What belongs to the loop after its last step, too.
+_OF_LOOP = (LifePart.VALIDATION, LifePart.GENERATION, LifePart.SAVES)
 #: Caches and buffers fill in the first steps.
 _STARTING = 5
 #: A rhythm is one of so many steps, and is seen so often at least.
@@ -133,7 +136,11 @@ class Loop(Result, frozen=True):
     unusual_steps: Annotated[
         tuple[int, ...], Doc("Profiled steps with a save, a validation or a pause: they say nothing of other steps.")
     ]
+    unknown_ns: int
+    garbage_ns: int
     s = InUnit("loop_ns", NS_PER_S, "The loop: all steps but the first, and everything between them.")
+    garbage_s = InUnit("garbage_ns", NS_PER_S, "Full collections of Python's garbage in it.")
+    unknown_s = InUnit("unknown_ns", NS_PER_S, "Time between steps without a known cause, some pauses included.")
 
     TABLES = (
         Table(
@@ -245,7 +252,10 @@ def analyze(run: Run) -> Loop:
     record = record_loop(run)
     ledger, steps, pauses = record.ledger, record.steps, record.pauses
     times = {part: int(part_ns.sum()) for part, part_ns in record.times.items()}
-    loop_ns = sum(times.values())
+    for part in _OF_LOOP:
+        if ledger.after_steps.get(part):
+            times[part] = times.get(part, 0) + ledger.after_steps[part]
+    loop_ns, garbage = sum(times.values()), np.ma.filled(steps.garbage_ns, 0)
     seen = run.places.get(ledger.rank)
     outside_ns = sum(ledger.parts.get(part, 0) for part in _OUTSIDE)
     whole_s, work = (ledger.wall_ns - outside_ns) / NS_PER_S, step_times.analyze(run)
@@ -264,6 +274,8 @@ def analyze(run: Run) -> Loop:
         tokens_per_s=rate(work.tokens_per_step),
         lines=_list_lines(seen.places if seen is not None else ()),
         unusual_steps=_unusual_steps(steps, pauses),
+        garbage_ns=int(garbage[1:].sum()),
+        unknown_ns=int(np.maximum(ledger.by_step[LifePart.BETWEEN] - garbage, 0)[1:].sum()),
     )
 
 
@@ -293,9 +305,11 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
     period = _find_period(steps.step[pauses])
     if period is not None:
         phase = np.bincount(steps.step[pauses] % period).argmax()
-        pauses |= usual & (steps.step % period == phase) & (own > typical)
+        # A step of the rhythm pauses beside a save, a validation or the end of a window, too.
+        pauses |= ~steps.stalled_elsewhere & (steps.step % period == phase) & (own > typical)
     over = (own - typical)[pauses]
-    lost = min(int(over.sum()), int((own - typical)[is_settled | pauses].sum()))
+    is_short = is_settled & (SLOW * own < typical)
+    lost = int(over.sum()) - int((typical - own)[is_short].sum())
     if lost <= 0:
         return None
     numbers = steps.step[pauses]

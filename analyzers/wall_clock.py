@@ -71,7 +71,7 @@ class Ledger:
     """The wall time of one process, on its host's monotonic clock, as far as it was recorded.
 
     The parts add up to ``wall_ns``; one that is not there was not recorded. ``by_step`` has each part's time in each
-    step, the boundary before it included.
+    step, the boundary before it included; ``after_steps`` has what is claimed after the last one.
     """
 
     rank: int
@@ -82,6 +82,7 @@ class Ledger:
     parts: dict[LifePart, int]
     step: Int64
     by_step: dict[LifePart, Int64]
+    after_steps: dict[LifePart, int]
     is_start_known: bool
     is_end_known: bool
     is_first_step_known: bool
@@ -159,6 +160,7 @@ class _Division:
         self.rest = union(np.array([self.start]), np.array([self.end])) - union(ends[:-1], self.begins[1:])
         self.by_step: dict[LifePart, Int64] = dict.fromkeys(LifePart, np.broadcast_to(np.int64(0), count))
         self.outside = dict.fromkeys(LifePart, 0)
+        self.after_steps: dict[LifePart, int] = {}
 
     def add(self, part: LifePart, amount: Int64) -> None:
         if amount.any():
@@ -179,6 +181,7 @@ class _Division:
                 in_steps = _within(claimed, self.begins, self.ends)
                 self.add(part, in_steps)
                 self.outside[part] += claimed.measure - int(in_steps.sum())
+                self.after_steps[part] = claimed.clip(int(self.ends[-1]), self.end).measure
 
     def take_validation_waits(self) -> None:
         spans = self.timeline.spans
@@ -257,6 +260,7 @@ class _Division:
             parts={part: part_ns for part, part_ns in parts.items() if part_ns or part not in unrecorded},
             step=self.steps.step,
             by_step=self.by_step,
+            after_steps=self.after_steps,
             is_start_known=timeline.started_ns is not None,
             is_end_known=timeline.ended_ns is not None,
             is_first_step_known=self.is_first_step_known,

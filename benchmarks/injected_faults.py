@@ -1,18 +1,20 @@
-"""Runs in which one fault was put in on purpose, and what is found in them first.
+"""Runs in which a fault was put in on purpose, what is found in them first, and whether its fix is seen.
 
-``python -m benchmarks.injected_faults`` prints the tables of reports/findings.md.
+``python -m benchmarks.injected_faults`` prints the tables of reports/whole-loop.md.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import perfscope
 from benchmarks import kept_run
 from perfscope.analyzers.findings import Findings
-from perfscope.constants import US_PER_MS
+from perfscope.constants import US_PER_MS, US_PER_S
 from perfscope.engine.run import Plan, analyze
 from perfscope.errors import SourceError
 from perfscope.renderers.markdown import render_sections
@@ -21,12 +23,16 @@ from perfscope.wire import RUN_FILE
 
 #: A table with the columns run, fault, finding and twin; folders of runs are relative to it.
 CASES = Path(__file__).parents[1] / "fixtures" / "findings" / "cases.csv"
+#: The same of trainings whose loop has the fault; the runs say for how long (``planted.json``).
+LOOPS = CASES.with_name("loop.csv")
+#: A price is right that is off by no more; a fix of a smaller share of the loop need not be seen.
+NEAR = 0.1
 _KEYS = ("run", "fault", "finding", "twin")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run, the fault in it, and the finding that names it; a clean run has neither."""
+    """A run, the fault in it, and the findings that name it; a clean run has neither."""
 
     run: str
     fault: str
@@ -41,6 +47,65 @@ def document(path: Path = CASES) -> str:
     by_run = {name: find(path.parent / name) for name in sorted(names)}
     faulty, clean = [case for case in cases if case.finding], [case for case in cases if not case.finding]
     return render_sections((_faults_section(faulty, by_run), _clean_section(clean, by_run)), 2)
+
+
+def loop_document(path: Path = LOOPS) -> str:
+    """The tables of faults in the loop of a training: what is found, its price, and whether the fix is seen."""
+    cases = _read_cases(path)
+    by_run = {case.run: find(path.parent / case.run) for case in cases}
+    rows = [row for case in cases if case.finding for row in _loop_rows(case, path.parent, by_run[case.run])]
+    columns = (
+        Column("Run"),
+        Column("Fault"),
+        Column("Found"),
+        Column("Right"),
+        Column("Planted (s)", 2),
+        Column("Price (s)", 2),
+        Column("Off (%)", 1),
+        Column("Of the loop (%)", 1),
+        Column("Without it, by `compare`"),
+    )
+    clean = [case.run for case in cases if not case.finding]
+    silent = sum(not by_run[run].findings for run in clean)
+    off = [row[6] for row in rows]
+    near = sum(isinstance(share, float) and abs(share) <= 100 * NEAR for share in off)
+    seen = [str(row[8]) for row in rows if row[8]]
+    right, faster = _count(row[3] == "yes" for row in rows), _count(text == "faster" for text in seen)
+    limit = percent(NEAR)
+    notes = (
+        f"The right finding stands first in {right} (two faults: both stand first).",
+        f"The price is within {limit:.0f} % of the planted time in {near} of {len(rows)}.",
+        f"`perfscope compare RUN TWIN` says *faster* in {faster}, where the faults are {limit:.0f} % of the loop or more.",
+        f"Nothing is found in {silent} of {len(clean)} clean twins.",
+    )
+    return render_sections((Section("Faults in the training loop", columns, tuple(rows), notes),), 2)
+
+
+def _count(right: Iterable[bool]) -> str:
+    answers = list(right)
+    return f"{sum(answers)} of {len(answers)}"
+
+
+def _loop_rows(case: Case, folder: Path, found: Findings) -> list[tuple[str | float | None, ...]]:
+    """One row for each fault of a run; the first one says what the fix of all brings."""
+    run, wanted = kept_run(folder / case.run), case.finding.split()
+    planted_s = json.loads((run / "planted.json").read_text())["planted_s"]
+    first = [finding.id for finding in found.findings[: len(wanted)]]
+    costs_s = {finding.id: finding.cost_s for finding in found.findings}
+    loop_s = (found.findings[0].steps or 0) * found.findings[0].step_us / US_PER_S if found.findings else None
+    share = sum(planted_s) / loop_s if loop_s else None
+    seen = None
+    if share is None or share >= NEAR:
+        seen = perfscope.open(run).compare(kept_run(folder / case.twin)).verdict
+    rows: list[tuple[str | float | None, ...]] = []
+    for name, each_s in zip(wanted, planted_s, strict=True):
+        cost_s = costs_s.get(name)
+        right = "yes" if name in first else f"no: {', '.join(first) or 'nothing'}"
+        off = percent(cost_s / each_s - 1) if cost_s is not None else None
+        of_loop = percent(each_s / loop_s) if loop_s else None
+        rows.append((case.run.removeprefix("loop/"), case.fault, name, right, each_s, cost_s, off, of_loop, seen))
+        seen = None
+    return rows
 
 
 def find(folder: Path) -> Findings:
@@ -130,4 +195,4 @@ def _clean_section(cases: Iterable[Case], by_run: dict[str, Findings]) -> Sectio
 
 
 if __name__ == "__main__":
-    print(document(), end="")
+    print(loop_document(), document(), sep="\n", end="")

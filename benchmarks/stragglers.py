@@ -1,6 +1,6 @@
 """Whether the right rank and the right cause are named, in trainings that are late on purpose.
 
-``python -m benchmarks.stragglers`` judges the runs that were kept, and prints a section of ``reports/findings.md``.
+``python -m benchmarks.stragglers`` judges the runs that were kept, and prints a section of ``reports/whole-loop.md``.
 
 Other processes may use the processors meanwhile, which perfscope names as well. Where another cause was put in, the
 answers "it had no processor" and "the exchange took longer" are left out: the threads of gloo have no processor either.
@@ -21,7 +21,7 @@ from perfscope.sources.runs.run import read_run
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures" / "stragglers"
-REPORT = ROOT / "reports" / "findings.md"
+REPORT = ROOT / "reports" / "whole-loop.md"
 #: What was put in, by the word in a case's name: the cause that is the right answer, and what happened.
 FAULTS = {
     "clean": (None, "nothing"),

@@ -126,7 +126,7 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
             # A profiled step may be longer than the step time, of which all causes are a part.
             inside_us = sum(each.cost_us for other, each in found if StepPart.OUTSIDE not in other.parts)
             cost_us = min(cost_us, step_us - inside_us)
-        if cost_us >= least_us:
+        if cost_us >= max(least_us, cause.least_us):
             if _may_be_free(training, rule, cause):
                 cause = replace(cause, interval_us=(0.0, cause.interval_us[1]))
             found.append((rule, _finding(rule, cause, cost_us, base_us, steps)))

@@ -21,6 +21,7 @@ from perfscope.analyzers.findings.training import (
     numbered,
     offer,
 )
+from perfscope.analyzers.stragglers.lateness import LateCause
 from perfscope.analyzers.stragglers.traces import Why
 from perfscope.constants import MEGA, NS_PER_US, US_PER_MS, US_PER_S
 from perfscope.report import percent
@@ -38,6 +39,16 @@ _BESIDE_STAGES = ("DP", "TP", "CP", "EP")
 
 #: What makes a rank as fast as the others.
 _SCENARIOS = {Why.HOST: "median-host={}", Why.DEVICE: "median-device={}", Why.WORK: "median-device={}"}
+#: Why a rank is late that no other finding names. What other processes take is no fault of the training.
+_WHY_LATE = {
+    LateCause.FAULTS: Why.HOST,
+    LateCause.KERNEL: Why.HOST,
+    LateCause.BLOCKED: Why.HOST,
+    LateCause.COMPUTE: Why.HOST,
+    LateCause.WORK: Why.WORK,
+}
+#: A rank is late in a few steps by chance for up to this share of the time, on a host that others use, too.
+_BY_CHANCE = 0.05
 #: How a sentence goes on where only a replay tells why a rank is last.
 _BY_REPLAY = {Why.HOST: ", whose host is late by the replay", Why.DEVICE: ", whose device is slower by the replay"}
 #: What is wrong, by the rank.
@@ -224,6 +235,8 @@ def find_straggler(training: TracedRun, why: Why) -> Fault | None:
 
 def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     waits = training.results.stragglers
+    if waits is None and not training.has_device:
+        return _find_late_host(training)
     if waits is None or waits.straggler is None:
         return None
     straggler = waits.straggler
@@ -246,6 +259,31 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
         title=f"{_SLOW.get(why, _SLOW[Why.UNKNOWN]).format(straggler)}: "
         f"the others wait {format_seconds(cost_us / US_PER_S)} a step for it",
     )  # fmt: skip
+
+
+def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
+    """The rank that makes the others wait without a GPU, by the record of every step."""
+    results = training.results.late_ranks
+    entries = numbered("/late_ranks/late", results.late if results is not None else ())
+    known = [entry for entry in entries if entry[1].rank is not None and entry[1].cause in _WHY_LATE]
+    if results is None or not known:
+        return None
+    row, worst = known[0]
+    why, rank = _WHY_LATE[worst.cause], worst.rank
+    cost_ns = sum(late.cost_ns for _, late in known if late.rank == rank and _WHY_LATE[late.cause] is why)
+    if not worst.persistent and cost_ns < _BY_CHANCE * results.compared_ns:
+        return None
+    cost_us = cost_ns / results.compared_steps / NS_PER_US
+    loop = training.results.loop
+    pauses = loop.pauses if loop is not None and loop.rank == rank and not worst.persistent else None
+    detail = f". {pauses.in_words}" if pauses is not None else ""
+    evidence = fact(
+        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {rank}: {worst.cause.label}{detail}.",
+        row,
+        "cost_ns",
+    )
+    advice = _straggler_advice(training, why)
+    return why, Fault(cost_us, (0.0, cost_us), (rank or 0,), (evidence,), advice, is_of_all_steps=True)
 
 
 def _by_replay(training: TracedRun, straggler: int, cost_us: float) -> Why:

@@ -45,6 +45,7 @@ class Fault(Struct, frozen=True):
 
     Attributes:
         is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
+        least_us: A rest of less is what every training has.
         is_of_all_steps: Whether it was measured in steps that nobody profiled, whose parts are not known.
         saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.
         title: What is wrong in this run, where that says more than the title of the rule.
@@ -61,6 +62,7 @@ class Fault(Struct, frozen=True):
     scenario_part: float = 1.0
     is_counted: bool = False
     is_of_all_steps: bool = False
+    least_us: float = 0.0
     saved_bytes: int | None = None
     title: str = ""
     place: str | None = None

@@ -20,7 +20,7 @@ from perfscope.analyzers.findings.training import (
     numbered,
     offer,
 )
-from perfscope.constants import MEGA, US_PER_MS, US_PER_S
+from perfscope.constants import MEGA, NS_PER_US, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from perfscope.analyzers.calls import Caller
@@ -117,7 +117,7 @@ def find_garbage_collection(training: TracedRun) -> Fault | None:
     if not collecting:
         return None
     row, rank, garbage_s = max(collecting, key=lambda entry: entry[2])
-    count, cost_us = rank.means.garbage_steps, garbage_s * US_PER_S
+    count, cost_us, loop = rank.means.garbage_steps, garbage_s * US_PER_S, training.results.loop
     evidence = fact(
         f"Full collections of Python's garbage interrupted {count} of {rank.undisturbed} steps, for "
         f"{cost_us * rank.undisturbed / max(count, 1) / US_PER_MS:.1f} ms each.",
@@ -138,6 +138,8 @@ def find_garbage_collection(training: TracedRun) -> Fault | None:
         }
     )
     of_ranks = tuple(rank.rank for _, rank, _ in collecting)
+    if loop is not None and loop.rank == rank.rank:
+        cost_us = loop.garbage_ns / NS_PER_US / loop.steps
     interval = cost_us, cost_us * len(collecting)
     return Fault(cost_us, interval, of_ranks, (evidence,), advice, is_of_all_steps=True)
 
@@ -291,7 +293,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     rank = max(training.ranks, key=_pause_us, default=None)
     if rank is None:
         return None
-    cost_us, seen_place = _pause_us(rank), None
+    cost_us, least_us, seen_place = _pause_us(rank), 0.0, None
     if cost_us <= 0:
         return None
     if training.has_device:
@@ -304,7 +306,11 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
             )
         ]
     else:
-        if cost_us < _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host):
+        # The profiler slows Python: a step that nobody profiled has no more time beside its operators.
+        of_operators = rank.compute + rank.communication + rank.host.get("data_loading", 0.0)
+        cost_us = min(cost_us, max(training.median_us - of_operators, 0.0))
+        least_us = _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host)
+        if cost_us < least_us:
             return None
         line = _find_busy_line(training)
         seen_place = line.place if line is not None else None
@@ -325,7 +331,8 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         advice = (
             "Move this work into a DataLoader worker or out of the loop; `perfscope profile --stack` shows all of it."
         )
-    return Fault(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice, place=seen_place)
+    interval = cost_us / 2, cost_us
+    return Fault(cost_us, interval, rank.ranks, tuple(evidence), advice, least_us=least_us, place=seen_place)
 
 
 def _find_busy_line(training: TracedRun) -> SeenLine | None:

@@ -64,8 +64,11 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
     loop = training.results.loop
     if loop is None:
         return None
-    lost_ns = _lost_ns(training, loop)
-    between_ns = loop.time_ns(LifePart.BETWEEN)
+    late = training.results.late_ranks
+    late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
+    if loop.pauses is not None and 2 * late_ns > loop.pauses.lost_ns:
+        return None  # one fault is one finding: the late rank's
+    lost_ns = _lost_ns(training, loop, late_ns)
     reason, advice = "", _SLEEP[1]
     title, place = "", None
     if loop.pauses is not None and lost_ns > 0:
@@ -73,25 +76,24 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
             reason, advice = _REASONS.get(loop.pauses.host, _SLEEP)
         evidence = fact(f"{loop.pauses.in_words}{reason}.", "/loop/pauses", "s steps")
         title, place = loop.pauses.title, loop.pauses.line
-    elif between_ns > _BY_CHANCE * loop.loop_ns and not training.has_device:
-        lost_ns = between_ns
-        evidence = fact(f"{between_ns / NS_PER_S:.2f} s between steps have no known cause.", "/loop", "parts")
+    elif loop.unknown_ns - late_ns > _BY_CHANCE * loop.loop_ns and not training.has_device:
+        lost_ns = loop.unknown_ns - late_ns
+        evidence = fact(f"{lost_ns / NS_PER_S:.2f} s between steps have no known cause.", "/loop", "unknown_s")
     else:
         return None
     cost_us = lost_ns / NS_PER_US / loop.steps
     return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice, title=title, place=place)
 
 
-def _lost_ns(training: TracedRun, loop: Loop) -> int:
+def _lost_ns(training: TracedRun, loop: Loop, late_ns: int) -> int:
     """What pauses cost, without that for which a late rank is named; 0 where it may be chance.
 
     A host that runs ahead waits for its device in some steps. The loop loses no more than what it takes beyond the
     device's work, which the profiled steps tell to a few per cent.
     """
-    pauses, late = loop.pauses, training.results.late_ranks
+    pauses = loop.pauses
     if pauses is None:
         return 0
-    late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
     lost_ns, least = pauses.lost_ns - late_ns, _BY_CHANCE
     if training.has_device:
         lost_ns = min(lost_ns, loop.loop_ns - int(loop.steps * training.busy_us * NS_PER_US))

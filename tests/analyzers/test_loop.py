@@ -9,6 +9,7 @@ from perfscope.analyzers.loop import Loop, analyze
 from perfscope.measures.parts import LifePart
 from perfscope.tables.columns import Int64
 from perfscope.tables.run import Run
+from perfscope.wire.records import Span
 from tests.analyzers.test_steps import MS
 from tests.analyzers.test_wall_clock import life, step_record
 
@@ -78,6 +79,41 @@ def test_a_host_that_waits_for_its_device_in_every_tenth_step_does_not_pause() -
     times = np.tile([114, -38, -38, -38, 0, 0, 0, 0, 0, 0], 12)
     loop = loop_of(times, inside=True)
     assert loop.pauses is None
+
+
+def test_steps_that_are_a_little_shorter_do_not_make_up_for_pauses() -> None:
+    """Another program ends: from step 40 on a step takes a tenth less."""
+    faster = np.where(np.arange(60) < 39, 0, -4)
+    loop = loop_of(every(5, 100, 60) + faster)
+    assert loop.pauses is not None
+    assert loop.pauses.s == pytest.approx(1.2, rel=0.02)
+
+
+def test_a_pause_of_the_rhythm_beside_a_save_or_after_a_window_is_counted() -> None:
+    for beside in ({"save_ns": 0}, {"window": "export"}):
+        loop = loop_of(every(5, 100, 60), **beside)
+        assert loop.pauses is not None
+        assert loop.pauses.s == pytest.approx(1.2, rel=0.02), beside
+
+
+@pytest.mark.parametrize("kind", ["validation", "save"])
+def test_a_validation_and_a_save_after_the_last_step_are_of_the_loop(kind: str) -> None:
+    records = [step_record(number, 40 * MS * (number - 1), 40 * MS * number, hook_ns=0) for number in range(1, 21)]
+    lasted = 800 * MS, 1000 * MS
+    spans = [("validation", *lasted, 0)] if kind == "validation" else []
+    timeline, steps = life(records, hooked=0, spans=spans, saves=[lasted] if kind == "save" else [])
+    loop = analyze(Run("", (), None, (), (steps,), (), (), timelines=(timeline,)))
+    part = LifePart.VALIDATION if kind == "validation" else LifePart.SAVES
+    assert loop.time_ns(part) == 200 * MS
+    assert loop.loop_ns == 960 * MS
+
+
+def test_garbage_between_steps_is_no_time_without_a_cause() -> None:
+    pauses = np.where(np.arange(60) == 9, 2000, 0)
+    collection = Span("garbage", 360 * MS, 2360 * MS, 0)
+    with_garbage = loop_of(pauses, spans=(collection,))
+    assert (with_garbage.unknown_ns, with_garbage.garbage_ns) == (0, 2000 * MS)
+    assert loop_of(pauses).unknown_ns == pytest.approx(2000 * MS, rel=0.01)
 
 
 def test_what_a_save_and_a_validation_take_is_no_pause() -> None:

@@ -7,4 +7,4 @@ from tests.conftest import ROOT
 
 
 def test_the_report_is_fresh() -> None:
-    assert document() in (ROOT / "reports" / "findings.md").read_text()
+    assert document() in (ROOT / "reports" / "whole-loop.md").read_text()

@@ -67,7 +67,19 @@ def test_a_late_host_and_the_wait_for_it_are_one_time() -> None:
 def test_what_comes_between_steps_is_a_share_of_the_loop() -> None:
     """Steps of 10 ms with 10 ms of saves between two of them."""
     rules = rule("saves", 10_000.0, StepPart.OUTSIDE), rule("kernels", 6000.0, COMPUTE)
-    loop = Loop(0, 50, 10**9, (), pauses=None, samples_per_s=None, tokens_per_s=None, lines=(), unusual_steps=())
+    loop = Loop(
+        0,
+        50,
+        10**9,
+        (),
+        pauses=None,
+        samples_per_s=None,
+        tokens_per_s=None,
+        lines=(),
+        unusual_steps=(),
+        unknown_ns=0,
+        garbage_ns=0,
+    )
     job = training()
     job.results = msgspec.structs.replace(job.results, loop=loop)
     saves, kernels = rank_findings(job, rules)
