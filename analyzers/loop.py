@@ -297,8 +297,11 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
     is_settled = usual & (steps.step > _STARTING)
     if not is_settled.any():
         return None
-    pauses = is_settled & (own > SLOW * np.median(own[is_settled]))
-    pauses[is_settled & ~pauses] = _in_rhythm(steps.step[is_settled & ~pauses], own[is_settled & ~pauses])
+    # Other processes delay steps by chance: that is asked for where nothing else pauses.
+    delay = np.ma.filled(steps.host.delay_ns, 0) if steps.host is not None else np.zeros_like(own)
+    pauses = _pausing(steps.step, own - delay, is_settled)
+    if not pauses.any():
+        pauses = _pausing(steps.step, own, is_settled)
     if not pauses.any() or pauses[is_settled].all():
         return None
     typical = int(np.median(own[is_settled & ~pauses]))
@@ -323,6 +326,13 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
         host=_main_part(steps, numbers, steps.step[is_settled & ~pauses]),
         line=_find_line(places, typical / (typical + int(np.median(over)))),
     )
+
+
+def _pausing(numbers: Int64, times: Int64, is_settled: Bool) -> Bool:
+    pauses: Bool = is_settled & (times > SLOW * np.median(times[is_settled]))
+    others = is_settled & ~pauses
+    pauses[others] = _in_rhythm(numbers[others], times[others])
+    return pauses
 
 
 def _list_lines(places: Sequence[Place]) -> tuple[SeenLine, ...]:
