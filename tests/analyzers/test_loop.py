@@ -9,6 +9,7 @@ from perfscope.analyzers.loop import Loop, analyze
 from perfscope.measures.parts import LifePart
 from perfscope.tables.columns import Int64
 from perfscope.tables.run import Run
+from perfscope.wire.host import HostWork
 from perfscope.wire.records import Span
 from tests.analyzers.test_steps import MS
 from tests.analyzers.test_wall_clock import life, step_record
@@ -94,6 +95,21 @@ def test_a_pause_of_the_rhythm_beside_a_save_or_after_a_window_is_counted() -> N
         loop = loop_of(every(5, 100, 60), **beside)
         assert loop.pauses is not None
         assert loop.pauses.s == pytest.approx(1.2, rel=0.02), beside
+
+
+def test_steps_that_other_processes_delay_are_none_of_the_pauses() -> None:
+    """Steps 55 to 59 had no processor for 80 ms each; every tenth step pauses by itself."""
+    delays = np.where((np.arange(60) >= 54) & (np.arange(60) < 59), 80, 0)
+    records, end = [], 0
+    for number, (pause_ms, delay_ms) in enumerate(zip(every(10, 100, 60).tolist(), delays.tolist(), strict=True), 1):
+        begin, end = end, end + (STEP_MS + pause_ms + delay_ms) * MS
+        host = HostWork(STEP_MS * MS, delay_ms * MS, 0, 0, 0)
+        records.append(step_record(number, begin, end, hook_ns=0, host=host))
+    timeline, steps = life(records, hooked=0)
+    loop = analyze(Run("", (), None, (), (steps,), (), (), timelines=(timeline,)))
+    assert loop.pauses is not None
+    assert (loop.pauses.period, loop.pauses.steps) == (10, (10, 20, 30, 40, 50, 60))
+    assert loop.pauses.s == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("kind", ["validation", "save"])
