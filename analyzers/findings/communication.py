@@ -256,19 +256,23 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     return why, Fault(
         cost_us, (0.0, cost_us), (straggler,), (evidence,), _straggler_advice(training, why),
         scenario=_SCENARIOS.get(why, "").format(straggler),
-        title=f"{_SLOW.get(why, _SLOW[Why.UNKNOWN]).format(straggler)}: "
-        f"the others wait {format_seconds(cost_us / US_PER_S)} a step for it",
+        title=_title(why, straggler, cost_us),
     )  # fmt: skip
+
+
+def _title(why: Why, rank: int, cost_us: float) -> str:
+    slow = _SLOW.get(why, _SLOW[Why.UNKNOWN]).format(rank)
+    return f"{slow}: the others wait {format_seconds(cost_us / US_PER_S)} a step for it"
 
 
 def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
     """The rank that makes the others wait without a GPU, by the record of every step."""
     results = training.results.late_ranks
     entries = numbered("/late_ranks/late", results.late if results is not None else ())
-    known = [entry for entry in entries if entry[1].rank is not None and entry[1].cause in _WHY_LATE]
-    if results is None or not known:
+    known = [entry for entry in entries if entry[1].cause in _WHY_LATE]
+    row, worst = known[0] if known else ("", None)
+    if results is None or worst is None or worst.rank is None:
         return None
-    row, worst = known[0]
     why, rank = _WHY_LATE[worst.cause], worst.rank
     cost_ns = sum(late.cost_ns for _, late in known if late.rank == rank and _WHY_LATE[late.cause] is why)
     if not worst.persistent and cost_ns < _BY_CHANCE * results.compared_ns:
@@ -282,8 +286,10 @@ def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
         row,
         "cost_ns",
     )
-    advice = _straggler_advice(training, why)
-    return why, Fault(cost_us, (0.0, cost_us), (rank or 0,), (evidence,), advice, is_of_all_steps=True)
+    return why, Fault(
+        cost_us, (0.0, cost_us), (rank,), (evidence,), _straggler_advice(training, why), is_of_all_steps=True,
+        title=_title(why, rank, cost_us), place=pauses.line if pauses is not None else None,
+    )  # fmt: skip
 
 
 def _by_replay(training: TracedRun, straggler: int, cost_us: float) -> Why:
