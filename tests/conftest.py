@@ -36,7 +36,7 @@ _FULL = (
     "workloads/test_strategies.py",
 )
 #: Launchers of the harm matrix that end as those before them in most ways.
-_FULL_ENDINGS = ("exit", "_exit", "SIGTERM", "SIGINT", "SIGSEGV", "readonly")
+_FULL_ENDINGS = ("none", "exit", "_exit", "SIGTERM", "SIGINT", "SIGSEGV", "full", "readonly")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

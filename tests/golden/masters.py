@@ -15,11 +15,15 @@ import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
+from perfscope.api.opened_run import OpenedRun
 from perfscope.cli import main
+from perfscope.commands import analyze
+from perfscope.engine.run import Plan
 
 ROOT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).parent / "digests.json"
@@ -143,6 +147,21 @@ def _logs() -> Iterator[Case]:
             yield Case(f"logs/{name}.{kind}.json", ("logs", "a.log", "-f", "json"), changed)
 
 
+@contextlib.contextmanager
+def analyzed_once() -> Iterator[None]:
+    """Formats of one input follow each other: its analysis is kept for the next one."""
+    kept: list[tuple[Sequence[str], Plan, list[OpenedRun]]] = []
+    open_each = analyze.open_each
+
+    def open_kept(paths: Sequence[str], plan: Plan) -> list[OpenedRun]:
+        if not kept or kept[-1][:2] != (paths, plan):
+            kept[:] = [(paths, plan, open_each(paths, plan))]
+        return kept[-1][2]
+
+    with mock.patch.object(analyze, "open_each", open_kept):
+        yield
+
+
 def _without_versions(text: str) -> str:
     """The text without what another checkout changes: the version, and when files were written."""
     return re.sub(r"(perfscope |\"modified_ns\": )\d+[\d.]*", r"\1", text)
@@ -155,12 +174,13 @@ def digest(answer: str) -> str:
 
 def write(folder: Path, words: tuple[str, ...]) -> None:
     """One file an answer."""
-    for case in cases():
-        if words and not any(word in case.name for word in words):
-            continue
-        path = folder / case.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(case.answer())
+    with analyzed_once():
+        for case in cases():
+            if words and not any(word in case.name for word in words):
+                continue
+            path = folder / case.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(case.answer())
 
 
 if __name__ == "__main__":
@@ -168,5 +188,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         write(Path(sys.argv[1]), tuple(sys.argv[2:]))
     else:
-        found = {case.name: digest(case.answer()) for case in cases()}
+        with analyzed_once():
+            found = {case.name: digest(case.answer()) for case in cases()}
         DIGESTS.write_text(json.dumps(found, indent=0) + "\n")

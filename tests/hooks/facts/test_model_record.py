@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from perfscope.hooks.facts.model import describe_model
+from perfscope.wire.model import IN_USE
 
 #: A configuration as torchtitan's, which nests another one.
 Args = import_module("tests.scripts.split_decoder").Args
@@ -131,3 +133,31 @@ def test_layers_say_how_many_experts_a_token_uses() -> None:
         "n_heads": 4,
         "moe_args": {"num_experts": 4, "top_k": 2},
     }
+
+
+def test_frozen_parameters_shards_and_checkpointing_are_what_they_are() -> None:
+    """As an adapter trains, as ZeRO stage 3 shards, and as a layer or a wrapper says that it is recomputed."""
+    model = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+    model[0].weight.requires_grad = False
+    model[1].weight.data = torch.empty(0)
+    model[1].weight.ds_shape = torch.Size([64, 16])
+    record = describe_model(model)
+    assert (record.parameters, record.trainable) == (64 * 16 + 64 * 16 + 64, 64 * 16 + 64)
+    assert record.checkpointing is None
+    wrapped = nn.Sequential(nn.Embedding(64, 16), checkpoint_wrapper(nn.Linear(16, 64)))
+    assert describe_model(wrapped).checkpointing == IN_USE, "what of it is up to the script"
+    model[1].gradient_checkpointing = True  # what transformers sets on its layers
+    assert describe_model(model).checkpointing == "full"
+
+
+def test_a_table_of_a_class_that_extends_an_embedding_is_an_embedding() -> None:
+    class VocabParallelEmbedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(64, 16))
+
+    class Words(VocabParallelEmbedding):
+        """A class of somebody's own."""
+
+    owners = [describe_model(module).weights[0].owner for module in (Words(), nn.Linear(16, 64, bias=False))]
+    assert owners == ["Embedding", "Linear"]

@@ -17,7 +17,9 @@ TORCHRUN: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--
 def torchrun(ranks: int, script: str, *words: str, cwd: Path, **variables: str) -> Path:
     """Run a script of ``tests/scripts`` under perfscope and return the run's folder."""
     command: list[str | Path] = [*TORCHRUN, str(ranks), SCRIPTS / script, *words]
-    ended = profile(*command, cwd=cwd, PYTHONPATH=f"{SCRIPTS.parent.parent}{os.pathsep}{SCRIPTS}", **variables)
+    ended = profile(
+        *command, cwd=cwd, options=["--exec"], PYTHONPATH=f"{SCRIPTS.parent.parent}{os.pathsep}{SCRIPTS}", **variables
+    )
     assert ended.code == 0, ended.stderr
     return cwd / "RUN"
 
