@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
     script: list[str | Path] = [SCRIPTS / "deepspeed_engine.py", "--stage", str(stage), "--save", "saved"]
-    ended = profile(*launcher("deepspeed", ranks=2), *script, cwd=tmp_path)
+    ended = profile(*launcher("deepspeed", ranks=2), *script, cwd=tmp_path, options=["--exec"])
     assert ended.code == 0, ended.stderr
     for rank in ("00000", "00001"):
         lines = step_lines(tmp_path / "RUN", rank)
@@ -40,7 +40,7 @@ def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
 
 
 def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:
-    ended = profile(*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path)
+    ended = profile(*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path, options=["--exec"])
     assert ended.code == 0, ended.stderr
     for stage, rank in enumerate(("00000", "00001")):
         lines = step_lines(tmp_path / "RUN", rank)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def saves_of(script: str, tmp_path: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     (tmp_path / "out").mkdir()
     command: list[str | Path] = [sys.executable, *launcher, SCRIPTS / script, "out", *arguments]
-    ended = profile(*command, cwd=tmp_path)
+    ended = profile(*command, cwd=tmp_path, options=["--exec"])
     assert ended.code == 0, ended.stderr
     assert "is off" not in ended.stderr
     assert "capture ends" not in ended.stderr

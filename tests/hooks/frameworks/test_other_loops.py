@@ -24,7 +24,7 @@ def test_a_step_of_a_distributed_optimizer_is_the_trainer_s(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("how", "samples"), [("replicas", 8), ("stages", None)])
 def test_several_devices_in_one_process_make_one_step(how: str, samples: int | None, tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "loops.py", how, cwd=tmp_path, options=["--steps", "2-3"])
+    ended = profile(sys.executable, SCRIPTS / "loops.py", how, cwd=tmp_path, options=["--exec", "--steps", "2-3"])
     assert ended.code == 0, ended.stderr
     lines = step_lines(tmp_path / "RUN")
     assert [line["step"] for line in lines] == list(range(1, 7))
@@ -37,6 +37,6 @@ def test_several_devices_in_one_process_make_one_step(how: str, samples: int | N
 
 @pytest.mark.parametrize("what", ["model", "step", "function"])
 def test_compiled_steps_are_counted(what: str, tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "loops.py", f"compiled_{what}", cwd=tmp_path)
+    ended = profile(sys.executable, SCRIPTS / "loops.py", f"compiled_{what}", cwd=tmp_path, options=["--exec"])
     assert ended.code == 0, ended.stderr
     assert [line["step"] for line in step_lines(tmp_path / "RUN")] == list(range(1, 9))

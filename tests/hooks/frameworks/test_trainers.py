@@ -26,7 +26,7 @@ COMMANDS: dict[str, list[str | Path]] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_step_is_an_update_of_two_accumulated_micro_batches(name: str, tmp_path: Path) -> None:
-    ended = profile(*COMMANDS[name], cwd=tmp_path, HF_HUB_OFFLINE="1")
+    ended = profile(*COMMANDS[name], cwd=tmp_path, options=["--exec"], HF_HUB_OFFLINE="1")
     assert ended.code == 0, ended.stderr
     ranks = len(list((tmp_path / "RUN" / "ranks").iterdir()))
     assert ranks == (2 if "torchrun" in name or "second" in name else 1)

@@ -173,7 +173,7 @@ TRAININGS: dict[str, tuple[str | Path, ...]] = {
 @pytest.mark.parametrize("name", TRAININGS)
 def test_all_ranks_time_the_same_steps_where_one_in_some_is_timed(name: str, tmp_path: Path) -> None:
     path = f"{SCRIPTS.parent.parent}{os.pathsep}{SCRIPTS}"
-    options = ["--steps", "71-73"]
+    options = ["--exec", "--steps", "71-73"]
     ended = profile(*TRAININGS[name], cwd=tmp_path, options=options, STEPS="120", PYTHONPATH=path)
     assert ended.code == 0, ended.stderr
     timed = []
