@@ -70,14 +70,17 @@ def apply_merge(plan: MergePlan) -> None:
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a file or a rank's folder goes; ``existing`` is the run's own copy, before folders are renamed."""
+    """Where a file or a rank's folder goes; ``existing`` is the run's own copy, before folders are renamed.
+
+    ``new_steps`` are the steps that the part has of a process beyond those of the run's own copy.
+    """
 
     path: Path
     existing: Path | None
-    is_newer: bool = False
+    new_steps: int = 0
 
     def below(self, name: Path) -> _Target:
-        return _Target(self.path / name, self.existing / name if self.existing else None, self.is_newer)
+        return _Target(self.path / name, self.existing / name if self.existing else None, self.new_steps)
 
 
 def _plan_ranks(staged: Path, ranks: Path, plan: MergePlan) -> dict[str, _Target]:
@@ -98,7 +101,7 @@ def _plan_ranks(staged: Path, ranks: Path, plan: MergePlan) -> dict[str, _Target
             path = folders[process.identity]
             counterpart = by_identity.get(process.identity)
             if counterpart is not None:
-                targets[process.folder.name] = _Target(path, counterpart.folder, process.steps > counterpart.steps)
+                targets[process.folder.name] = _Target(path, counterpart.folder, process.steps - counterpart.steps)
             else:
                 targets[process.folder.name] = _Target(path, None if path in renamed else path)
     return targets
@@ -146,11 +149,14 @@ def _find_samples_target(path: Path, target: Path) -> Path:
 def _plan_file(path: Path, target: _Target, plan: MergePlan) -> None:
     existing = target.existing
     grows = path.suffix == _LINES_SUFFIX
+    changes = path.name == wire.PLACES_FILE  # a running job writes it again and again
     if existing is None or not existing.exists():
         plan.moves.append((path, target.path))
-    elif filecmp.cmp(path, existing, shallow=False) or (grows and _is_beginning(path, existing)):
+    elif filecmp.cmp(path, existing, shallow=False) or (
+        _is_beginning(path, existing) if grows else changes and target.new_steps < 0
+    ):
         plan.duplicates.append(path)
-    elif (grows and _is_beginning(existing, path)) or target.is_newer:
+    elif (grows and _is_beginning(existing, path)) or target.new_steps > 0 or changes:
         plan.moves.append((path, target.path))
     else:
         raise SourceError(

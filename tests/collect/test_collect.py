@@ -132,6 +132,19 @@ def test_a_different_file_of_the_same_name_is_never_overwritten(two: tuple[Path,
     assert {name: content for name, content in files(tmp_path / "whole").items() if ".collect/" not in name} == before
 
 
+def test_a_part_that_went_on_replaces_what_its_job_writes_again(two: tuple[Path, Path], tmp_path: Path) -> None:
+    places, whole = two[1] / wire.RANKS_FOLDER / "00002" / wire.PLACES_FILE, tmp_path / "whole"
+    brought = whole / wire.RANKS_FOLDER / "00002" / wire.PLACES_FILE
+    for content in (b'{"places":[]}', b'{"places": []}'):  # after the last step, too
+        places.write_bytes(content)
+        bring(*two, into=whole)
+        assert brought.read_bytes() == content
+    earlier = part(tmp_path / "earlier", "node2", [2, 3], steps=9)
+    (earlier / wire.RANKS_FOLDER / "00002" / wire.PLACES_FILE).write_bytes(b"{}")
+    bring(earlier, into=whole)
+    assert brought.read_bytes() == content
+
+
 def test_a_rank_that_moved_to_another_host_after_a_restart_has_two_attempts_in_order_of_time(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "node1", [0], world_size=2)
     second = part(tmp_path / "b", "node2", [0, 1], world_size=2, began_s=20)
