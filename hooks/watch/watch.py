@@ -223,6 +223,9 @@ class Progress:
         return was_stalled
 
 
+_LARGEST_REQUEST_BYTES = 65536
+
+
 class ControlFolder:
     """The files that have appeared in a folder since the last look; where there is no folder, there are none."""
 
@@ -242,7 +245,7 @@ class ControlFolder:
     def read(self, name: str) -> bytes:
         """The content of a file. Raises OSError: it cannot be read."""
         with open(os.path.join(self.path, name), "rb") as file:
-            return file.read()
+            return file.read(_LARGEST_REQUEST_BYTES)
 
 
 def publish(folder: str, name: str, content: bytes) -> bool:
@@ -269,6 +272,8 @@ MOST_INCIDENTS = 6
 #: Messages of exceptions may hold a whole batch, and a line of code may be generated.
 _LONGEST_TEXT = 2000
 _MOST_FRAMES = 60
+#: A dump of the recorder that would be larger is not kept: users may let torch remember any number of collectives.
+_LARGEST_DUMP_BYTES = 16_000_000
 
 
 class IncidentFiles:
@@ -291,7 +296,11 @@ class IncidentFiles:
         dumps, problem = call_safely(dump_recorder)
         problems.append(problem)
         for kind, content in (dumps or {}).items():
-            path = os.path.join(self._folder, recorder_file(record.number, kind))
+            name = recorder_file(record.number, kind)
+            if len(content) > _LARGEST_DUMP_BYTES:
+                problems.append(OSError(f"{name} would have {len(content):,} bytes"))
+                continue
+            path = os.path.join(self._folder, name)
             problems.append(call_safely(functools.partial(replace_file, path, content))[1])
         missing = "; ".join(redact_text(repr(error)) for error in problems if error is not None)
         if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfscope.hooks.watch.watch import arm_recorder, dump_recorder
+from perfscope.hooks.watch.watch import IncidentFiles, arm_recorder, describe_error, dump_recorder
+from perfscope.wire.incidents import INCIDENTS_FILE, recorder_file
 from tests.conftest import environment
 
 OLD = {
@@ -111,3 +113,14 @@ def test_the_scripts_own_file_comes_first(tmp_path: Path) -> None:
     fatal(OWN, tmp_path)
     assert "line 8 in <module>" in (tmp_path / "own.txt").read_text()
     assert (tmp_path / "fatal.txt").read_text() == ""
+
+
+def test_a_dump_of_the_recorder_that_could_fill_the_disk_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps = {"nccl": b"1" * 16_000_001, "gloo": b"1"}
+    monkeypatch.setattr("perfscope.hooks.watch.watch.dump_recorder", lambda: dumps)
+    IncidentFiles(str(tmp_path)).keep(describe_error(ValueError("x"), 1, 5))
+    assert [path.name for path in tmp_path.glob("recorder*")] == [recorder_file(1, "gloo")]
+    last = json.loads((tmp_path / INCIDENTS_FILE).read_text().splitlines()[-1])
+    assert "16,000,001 bytes" in last["missing"]

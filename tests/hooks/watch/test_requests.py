@@ -51,3 +51,8 @@ def test_a_window_is_far_enough_ahead_for_three_looks(step_ns: float | None) -> 
     ahead = first_step(1000, step_ns) - 1000
     assert ahead >= 5
     assert step_ns is None or ahead * step_ns >= 8e9
+
+
+def test_of_a_large_file_only_the_beginning_is_read(tmp_path: Path) -> None:
+    (tmp_path / "window-0001.json").write_bytes(b" " * 100_000)
+    assert len(ControlFolder(str(tmp_path)).read("window-0001.json")) == 65536
