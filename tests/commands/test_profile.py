@@ -106,6 +106,16 @@ def test_what_is_wrong_before_the_start_is_one_line_and_nothing_is_started(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exists", "file"]
 
 
+def test_a_script_with_a_long_name_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / f"{'a' * 250}.py"
+    script.touch()
+    ended = perfscope("profile", "--no-page", "--", sys.executable, str(script), cwd=tmp_path)
+    assert ended.code == 0
+    assert "runs without perfscope" not in ended.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(folder.name) < 100
+
+
 def test_a_quota_ends_the_capture_and_not_the_training(tmp_path: Path) -> None:
     """The script limits the size of files: the records stop at 250 bytes, the trace is not written."""
     script: list[str | Path] = [

@@ -25,6 +25,8 @@ from perfscope.hooks.reach import launch
 from perfscope.hooks.record_files import replace_file
 from perfscope.wire.records import to_file
 
+#: A name of a file must not be too long for the file system.
+_LONGEST_NAME = 40
 #: A typed folder that cannot be created for these reasons was typed wrong.
 _WRONG_FOLDER = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
 
@@ -91,7 +93,7 @@ def _create_default_folder(config: Config, command: Sequence[str]) -> tuple[Conf
     """Create ``runs/TIME-NAME``, named after the script; numbered where that exists."""
     scripts = [word for word in command if word.endswith(".py")]
     name = Path(scripts[0] if scripts else command[0]).stem
-    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:_LONGEST_NAME]
     first = Path(wire.RUNS_FOLDER).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     number = 1
     while True:
