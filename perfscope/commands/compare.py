@@ -31,8 +31,8 @@ Sides = Annotated[
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
-        help="Exit with status 3 where a change is beyond a limit, with its whole interval: 'loop_time>+3%', step_time, "
-        "'tflops<-3%', 'memory>+5%', throughput, energy. May be repeated.",
+        help="Exit with status 3 where a change is beyond a limit, with its whole interval: 'loop_time>+3%', "
+        "step_time, 'tflops<-3%', 'memory>+5%', throughput, energy. May be repeated.",
         show_default="none",
     ),
 ]

@@ -40,7 +40,9 @@ def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
 
 
 def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:
-    ended = profile(*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path, options=["--exec"])
+    ended = profile(
+        *launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path, options=["--exec"]
+    )
     assert ended.code == 0, ended.stderr
     for stage, rank in enumerate(("00000", "00001")):
         lines = step_lines(tmp_path / "RUN", rank)
