@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from perfscope.api.opened_run import OpenedRun
+from perfscope.api.opened_run import OpenedRun, open_each
 from perfscope.cli import main
 from perfscope.commands import analyze
 from perfscope.engine.run import Plan
@@ -151,7 +151,6 @@ def _logs() -> Iterator[Case]:
 def analyzed_once() -> Iterator[None]:
     """Formats of one input follow each other: its analysis is kept for the next one."""
     kept: list[tuple[Sequence[str], Plan, list[OpenedRun]]] = []
-    open_each = analyze.open_each
 
     def open_kept(paths: Sequence[str], plan: Plan) -> list[OpenedRun]:
         if not kept or kept[-1][:2] != (paths, plan):

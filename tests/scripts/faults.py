@@ -4,7 +4,7 @@ torch is imported once; each case trains in a process of its own (two where its 
 Its run is ``DIR/CASE``. With ``--together N`` so many cases prepare at once, and then train in turns: preparing takes
 longer than training, and only training is measured.
 
-A case of ``LOOPS`` has its fault in the loop, which is plain, under DistributedDataParallel, of Trainer or of Lightning.
+A case of ``LOOPS`` has its fault in the loop, plain or of DistributedDataParallel, Trainer or Lightning.
 It measures its first steps, and plants faults in multiples of them. It measures these, too: ``DIR/CASE/planted.json``.
 ``DIR/CASE.tar.gz`` is the run as it is kept in ``fixtures/findings/loop``.
 """
@@ -590,7 +590,7 @@ def train_alone(name, folder):
 
 def keep(run):
     """Write the run as an archive, without arrows between events in its traces and without names of machines."""
-    names = {sys.executable: "python", os.getcwd(): "/training"}
+    names = {sys.executable: "python", str(Path.cwd()): "/training"}
     for path in [run / "run.json", *run.glob("ranks/*/*.json")]:
         text = path.read_text()
         for name, other in names.items():
