@@ -315,10 +315,15 @@ class SlowStep(Figures, frozen=True):
 
 
 def find_slowest_steps(ledgers: Sequence[tuple[Ledger, Steps]]) -> tuple[SlowStep, ...]:
-    """The slowest steps over all ranks, the slowest first; each on the rank on which it took longest."""
+    """The slowest steps over all ranks, the slowest first; each on the rank on which it took longest.
+
+    A step that perfscope's own hooks made slow says nothing of training, and is left out.
+    """
     slowest: dict[int, SlowStep] = {}
     for ledger, steps in ledgers:
         for slow in _slow_steps(ledger, steps):
+            if slow.cause == LifePart.HOOKS.label:
+                continue
             known = slowest.get(slow.step)
             if known is None or slow.time_ns > known.time_ns:
                 slowest[slow.step] = slow

@@ -71,7 +71,7 @@ class SequenceOptions(NamedTuple):
             "--seq-len",
             "--seq-length",
             help="Tokens in a sequence.",
-            show_default=f"{DEFAULT_SEQ_LEN}; in plan that of a named model's pre-training",
+            show_default=f"{DEFAULT_SEQ_LEN}, or that of a named model's pre-training",
         ),
     ] = None
     checkpointing: Annotated[

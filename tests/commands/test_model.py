@@ -7,7 +7,7 @@ import pytest
 from perfscope.models.parameter_counts import bigscience_parameters
 from tests.analyzers.tflops.making import answer, refused
 
-STEP = ("--gbs", 1, "--time", 1)
+STEP = ("--gbs", 1, "--time", 1, "--seq-len", 4096)
 
 
 def test_dimensions_make_the_model_that_the_seed_counts() -> None:

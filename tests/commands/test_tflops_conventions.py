@@ -102,3 +102,13 @@ def test_bad_input_is_one_clear_line(words: tuple[object, ...], said: str) -> No
     line = refused("tflops", *(str(word) for word in words))
     assert said in line
     assert line.count("\n") <= 2
+
+
+def test_the_first_line_says_what_is_assumed_and_doubts_a_tiny_share_of_the_peak() -> None:
+    plain = ask("tflops", "--size", "52B", "--gbs", 1024, "--time", 127).stdout.splitlines()[0]
+    assert plain.endswith("127 s per step on 64 GPUs (assumed), sequences of 1024 (assumed)")
+    words = ("tflops", "--model", "llama3-8b", "--gbs", 64, "--time", 60, "--gpus", 256, "--gpu", "h200-sxm")
+    assert ask(*words).stdout.startswith("# Doubtful: 2.2 TFLOPs per GPU: llama3-8b")
+    document = answer(*words)
+    assert document["assumptions"]["seq_len"] == 8192
+    assert "is 0.22 % of the peak: an input is probably wrong" in document["doubts"][0]

@@ -135,6 +135,10 @@ def _row(memory: MemoryEstimate, peak: Peak) -> tuple[Cell, ...]:
     )
 
 
+#: A larger share of the GPU's memory leaves too little for buffers, which are not counted.
+_TIGHT = 0.9
+
+
 def describe_fit(plan: TrainingPlan) -> str:
     """Answer whether the model fits: as typed, in another layout, or not; for the title."""
     if plan.peak.gpu is None:
@@ -142,7 +146,8 @@ def describe_fit(plan: TrainingPlan) -> str:
     limit = format_bytes(plan.peak.gpu.memory_bytes)
     for memory in plan.memory:  # from no checkpointing and ZeRO 0 on, so that the first needs least
         if _fits(memory, plan.peak):
-            return f"Fits with {_describe_layout(memory)}, {format_bytes(memory.total)} of {limit}"
+            fits = "Tight" if memory.total > _TIGHT * plan.peak.gpu.memory_bytes else "Fits"
+            return f"{fits} with {_describe_layout(memory)}, {format_bytes(memory.total)} of {limit}"
     least = min(memory.total for memory in plan.memory)
     if not plan.fitting:
         return f"Does not fit: at least {format_bytes(least)}, and a GPU has {limit}"
@@ -278,12 +283,15 @@ def _title(plan: TrainingPlan) -> str:
     choice, duration = plan.choice, plan.duration
     model = choice.transformer.name if choice.transformer else format_parameters(choice.active_parameters)
     gpus = f"{plan.inputs.gpus} {plan.peak.gpu.name if plan.peak.gpu else 'GPUs'}"
-    question = f"{describe_fit(plan)}: {model} on {gpus}, sequences of {plan.inputs.seq_len} tokens"
+    training = plan.inputs.training
+    sequences = f"{plan.inputs.seq_len} tokens{' (assumed)' if training.seq_len is None else ''}"
+    question = f"{describe_fit(plan)}: {model} on {gpus}, sequences of {sequences}"
     if duration.seconds is None or duration.tokens is None:
         return question
     return (
         f"{question}; {describe_duration(duration.seconds)} at {duration.tflops_per_gpu:.1f} TFLOPs per GPU "
-        f"for {format_parameters(duration.tokens)} tokens"
+        f"for {format_parameters(duration.tokens)} tokens, with checkpointing {plan.inputs.checkpointing}"
+        f"{' (assumed)' if training.checkpointing is None else ''}"
     )
 
 

@@ -52,22 +52,25 @@ def tflops(
         checkpointing=training.checkpointing,
         dtype=peak.dtype,
     )
+    usual_seq_len = DEFAULT_SEQ_LEN
+    if model.model is not None:
+        usual_seq_len = choose_model(model, DEFAULT_SEQ_LEN).seq_len or DEFAULT_SEQ_LEN
     step_log = None
     if log:
         # The readers of logs import NumPy, which takes longer than the whole command without them.
         from perfscope.commands.tflops.log import read_step_log
 
         step_log = read_step_log(log)
-        inputs = step_log.supply(inputs)
+        inputs = step_log.supply(inputs, usual_seq_len)
     if step_log and step_log.choice and model == ModelOptions():
         choice = step_log.choice
     else:
-        choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN)
+        choice = choose_model(model, inputs.seq_len or usual_seq_len)
     for option, value in (("--gbs", inputs.samples), ("--time", inputs.step_ns)):
         if value is None:
             raise UsageError(f"{option} is missing", hint="perfscope tflops --size 52B --gbs 1024 --time 127")
     samples = require_positive("--gbs", inputs.samples or 0)
-    seq_len = require_positive("--seq-len", DEFAULT_SEQ_LEN if inputs.seq_len is None else inputs.seq_len)
+    seq_len = require_positive("--seq-len", usual_seq_len if inputs.seq_len is None else inputs.seq_len)
     found = resolve_peak(peak._replace(dtype=inputs.dtype))
     step_of_choice = Step(
         parameters=choice.active_parameters,

@@ -42,8 +42,10 @@ class StepLog(NamedTuple):
     log: JobLog
     choice: ModelChoice | None
 
-    def supply(self, inputs: StepInputs) -> StepInputs:
+    def supply(self, inputs: StepInputs, usual_seq_len: int) -> StepInputs:
         """Take missing values from the log; the same ones as ``perfscope logs`` reports.
+
+        ``usual_seq_len`` is what a sequence has where neither states it.
 
         Raises UsageError where neither states the time of a step, or the number of GPUs.
         """
@@ -67,7 +69,7 @@ class StepLog(NamedTuple):
         if rate is None:
             reason = f": {log.mixture}" if log.mixture else " has no iteration line"
             raise UsageError(f"{log.path}{reason}, so --time is missing")
-        return _supply_from_rate(inputs, rate)
+        return _supply_from_rate(inputs, rate, usual_seq_len)
 
     def compare(self, step: Step, conventions: Sequence[Convention]) -> tuple[dict[str, Json], str]:
         """Find the convention that the log's own TFLOPs follow: for JSON, and as a sentence."""
@@ -114,9 +116,9 @@ def _tokens_per_s_per_gpu(log: JobLog) -> int | None:
     return round(rate) if rate else None
 
 
-def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInputs:
+def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int, usual_seq_len: int) -> StepInputs:
     """Work out the step of a log that states tokens/s per GPU: any batch and number of GPUs give the same TFLOPs."""
-    samples, gpus, seq_len = inputs.samples or 1, inputs.gpus or 1, inputs.seq_len or DEFAULT_SEQ_LEN
+    samples, gpus, seq_len = inputs.samples or 1, inputs.gpus or 1, inputs.seq_len or usual_seq_len
     step_ns = samples * seq_len * NS_PER_S // (tokens_per_s_per_gpu * gpus)
     phrase = f"{tokens_per_s_per_gpu} tokens/s per GPU, the median of the log"
     return inputs._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*inputs.read, phrase))

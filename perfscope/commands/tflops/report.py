@@ -14,10 +14,14 @@ from perfscope.models.parameter_counts import bigscience_parameters
 from perfscope.models.transformer import GATED_MATRICES
 from perfscope.report import Cell, Column, Json, Report, Section, percent
 from perfscope.result import to_object
-from perfscope.units import format_parameters, format_seconds
+from perfscope.units import format_count, format_parameters, format_seconds
 
 if TYPE_CHECKING:  # the readers of logs import NumPy
     from perfscope.commands.tflops.log import StepLog
+
+
+#: Trainings on GPUs reach a larger share of the peak.
+_LEAST_MFU = 0.02
 
 
 class TflopsAnswer(NamedTuple):
@@ -39,7 +43,7 @@ def to_report(answer: TflopsAnswer) -> Report:
     log, sentence = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else (None, "")
     explanation = (*describe_doubts(conventions, step), *explain_spread(step, conventions))
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
-    above_peak = _warn_above_peak(answer, tflops_per_gpu)
+    above_peak = _warn_above_peak(answer, tflops_per_gpu) or _warn_of_little(answer, tflops_per_gpu)
     warnings = (*answer.peak.warnings, *above_peak)
     log_convention = log["convention"] if log else None
     data: dict[str, Json] = {
@@ -64,10 +68,9 @@ def to_report(answer: TflopsAnswer) -> Report:
         "assumed": list(assumptions),
         "read": list(answer.inputs.read),
     }
-    doubt = "Doubtful, because no GPU does it: " if above_peak else ""
     title = (
-        f"{doubt}{tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
-        f"batch {answer.samples}, {format_seconds(step.step_ns / NS_PER_S)} per step"
+        f"{'Doubtful: ' if above_peak else ''}{tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
+        f"batch {answer.samples}, {format_seconds(step.step_ns / NS_PER_S)} per step on {_describe_setting(answer)}"
     )
     sections = [
         _figure_section(answer, tflops_per_gpu, above_peak),
@@ -107,6 +110,12 @@ def _figure_section(answer: TflopsAnswer, tflops_per_gpu: float, warnings: Seque
         f"Checkpointing `{step.checkpointing}`: {_RECOMPUTATION[step.checkpointing]}.",
     )
     return Section("TFLOPs per GPU", tuple(columns), (tuple(columns.values()),), notes)
+
+
+def _describe_setting(answer: TflopsAnswer) -> str:
+    """The GPUs and the length of a sequence, and which of them are assumed."""
+    gpus = format_count(answer.step.gpus, "GPU") + (" (assumed)" if answer.inputs.gpus is None else "")
+    return f"{gpus}, sequences of {answer.step.seq_len}{' (assumed)' if answer.inputs.seq_len is None else ''}"
 
 
 def _title(choice: ModelChoice) -> str:
@@ -213,6 +222,16 @@ def _list_assumptions(answer: TflopsAnswer) -> tuple[str, ...]:
     if model and model.context and model.context < step.seq_len:
         lines.append(f"{model.name} accepts sequences of {step.seq_len} tokens; its authors state {model.context}")
     return tuple(lines)
+
+
+def _warn_of_little(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
+    peak = answer.peak.tflops
+    if peak is None or value >= _LEAST_MFU * peak:
+        return ()
+    return (
+        f"{value:.3g} TFLOPs per GPU is {percent(value / peak):.2g} % of the peak: an input is probably wrong (size, "
+        "batch, sequence length, time, number of GPUs)",
+    )
 
 
 def _warn_above_peak(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
