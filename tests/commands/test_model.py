@@ -7,7 +7,7 @@ import pytest
 from perfscope.models.parameter_counts import bigscience_parameters
 from tests.analyzers.tflops.making import answer, refused
 
-STEP = ("--gbs", 1, "--time", 1, "--seq-len", 4096)
+STEP = ("--gbs", 1, "--time", 1)
 
 
 def test_dimensions_make_the_model_that_the_seed_counts() -> None:
@@ -23,7 +23,7 @@ def test_dimensions_make_the_model_that_the_seed_counts() -> None:
 )
 def test_a_model_by_its_dimensions_is_the_model_by_its_name(name: str, more: str) -> None:
     typed = answer("tflops", "--model", f"layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,{more}", *STEP)
-    named = answer("tflops", "--model", name, *STEP)
+    named = answer("tflops", "--model", name, "--seq-len", 1024, *STEP)
     assert typed["conventions"] == named["conventions"]
     assert typed["model"]["active_parameters"] == named["model"]["active_parameters"]
 

@@ -10,7 +10,6 @@ from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_se
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.tflops.comparison import Convention, LogMatch, Step, match_log
 from perfscope.commands.model import (
-    DEFAULT_SEQ_LEN,
     Dtype,
     ModelChoice,
     StepInputs,
