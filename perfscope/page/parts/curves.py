@@ -123,8 +123,10 @@ def _chart_times(ranges: Sequence[_StepRange], times: StepTimes, pauses: Pauses 
     marks.append(Line("the job" if ranks > 1 else "step", Colour.FIRST, middles))
     if is_whole:
         marks.append(Dots("", Colour.FIRST, middles, tuple(f"step {each.step}: {each.job:,.2f} ms" for each in ranges)))
-    paused = [step for step in ranges if pauses is not None and step.step in pauses.steps][:_MOST_POINTS]
+    with_pause = set(pauses.steps) if pauses is not None else set()
+    paused = [step for step in ranges if step.step in with_pause]
     if paused:
+        paused = [paused[first] for first, _ in bucket_edges(len(paused), _MOST_POINTS)]
         tips = tuple(f"step {step.step}, with a pause: {step.job:,.2f} ms" for step in paused)
         points = tuple((float(step.step), step.job) for step in paused)
         marks.append(Dots("step with a pause", Colour.WORSE, points, tips))
