@@ -13,6 +13,7 @@ from tests.conftest import ROOT, perfscope
 
 pytestmark = pytest.mark.slow
 
+README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(console|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,.]*")
@@ -37,7 +38,15 @@ def test_each_command_says_what_the_tutorial_shows(tmp_path: Path) -> None:
             for line in shown:
                 assert line == "..." or re.search(f"^{pattern(line)}$", printed, re.MULTILINE), (line, printed)
             commands += 1
-    assert commands == 5
+    assert commands == 3
+
+
+def test_the_readme_shows_the_finding_of_its_first_command(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^perfscope (profile .*tutorial.*)$", README.read_text(), re.MULTILINE)
+    (finding,) = re.findall(r"^1\. (.*)$", README.read_text(), re.MULTILINE)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    ended = perfscope(*shlex.split(command), cwd=tmp_path)
+    assert re.search(f"^perfscope: finding 1: {pattern(finding)}\\.", ended.stderr, re.MULTILINE), ended.stderr
 
 
 def mend(script: Path, diff: str) -> None:
