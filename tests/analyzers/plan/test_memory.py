@@ -118,6 +118,23 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
     assert head == {loss: part - chunk for loss, part in parts.items()}
 
 
+@pytest.mark.parametrize(("data", "zero", "has_buckets"), [(1, 0, False), (2, 0, True), (2, 1, True), (2, 2, False)])
+def test_ddp_holds_buckets_of_all_gradients_where_these_are_not_sharded(
+    data: int, zero: int, has_buckets: bool
+) -> None:
+    model = preset("gpt2")
+    precision = state_bytes_of(StatePrecision.AUTOCAST, OptimizerKind.ADAM)
+    found = estimate_memory(
+        model,
+        layout(data=data, zero=zero),
+        parameters=total_parameters(model),
+        seq_len=1024,
+        precision=precision,
+        attention=Attention.FLASH,
+    )
+    assert found.buckets == 4 * total_parameters(model) * has_buckets
+
+
 def test_the_fuller_end_of_a_pipeline_counts() -> None:
     """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
     llama = preset("llama3-8b")

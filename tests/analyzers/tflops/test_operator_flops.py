@@ -58,6 +58,7 @@ def test_resnet_50_has_as_many_operations_as_pytorch_counts(tmp_path: Path) -> N
 
 CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "strides": (nn.Conv2d(3, 8, 3, stride=2, padding=1), (2, 3, 17, 19)),
+    "dilated": (nn.Conv2d(3, 8, 3, padding=2, dilation=(2, 1)), (2, 3, 17, 19)),
     "a volume": (nn.Conv3d(2, 4, 3, padding="same"), (1, 2, 6, 7, 8)),
     "transposed": (nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1), (2, 6, 9, 9)),
 }

@@ -111,6 +111,14 @@ def test_a_step_is_matched_with_the_one_that_ran_the_same_wherever_it_stands(tmp
     assert None not in operator_names(paired)
 
 
+def test_a_step_that_is_matched_twice_has_operators_of_its_own_each_time(tmp_path: Path) -> None:
+    paired = pair_windows(*both(write_pair(tmp_path, [program(2)], [program(2), program(2)])))
+    first, second = ({*paired.device.external_id[paired.step == step].tolist()} - {ABSENT} for step in (0, 1))
+    assert len(first) == len(second) > 2
+    assert not first & second
+    assert operator_names(paired)[: len(paired.device) // 2] == operator_names(paired)[len(paired.device) // 2 :]
+
+
 def test_events_without_a_twin_have_no_operator_and_all_others_have_their_own(tmp_path: Path) -> None:
     steps = [program(6), program(6, LOG), program(6)[1:]]  # of 19 device events: as many, one more, one less
     operators, light = both(write_pair(tmp_path, [program(6)], steps))
