@@ -28,6 +28,8 @@ from perfscope.wire.traces import TraceMetadata, file_name
 _MAGIC = b"PSPART4\n"
 _LARGEST_FILE, _LARGEST_CONTENT = 8 * MIB, 32 * MIB
 _ARRAY = 1
+#: The product of a million sizes would take an hour.
+_MOST_AXES = 4
 #: The types of numbers that arrays may have, by their names in a file: little-endian.
 _TYPES = frozenset(("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8"))
 #: What floating-point numbers that are infinite, or none, look like in MessagePack; a part of an array may, too.
@@ -185,7 +187,7 @@ def _read_extension(code: int, block: memoryview) -> npt.NDArray[np.generic]:
     if code != _ARRAY:
         raise ValueError("an extension that perfscope does not write")
     name, shape, content = _BLOCK.decode(block)
-    if name not in _TYPES or min(shape, default=0) < 0:
+    if name not in _TYPES or len(shape) > _MOST_AXES or min(shape, default=0) < 0:
         raise ValueError("an array of a type or a shape that perfscope does not write")
     kind = np.dtype(name)
     if math.prod(shape) * kind.itemsize != len(content):

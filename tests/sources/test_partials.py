@@ -31,6 +31,7 @@ from perfscope.sources.partials import (
     unpack_value,
 )
 from perfscope.tables.columns import Int64
+from tests.ratios import assert_ratio, count_to
 
 DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 
@@ -233,3 +234,15 @@ def test_a_file_that_is_missing_or_huge_or_of_before_is_refused(tmp_path: Path) 
     huge.write_bytes(b"PSPART1\n" + bytes(100))
     with pytest.raises(Refused, match="format"):
         read_partials(str(huge))
+
+
+def test_an_array_of_a_million_axes_is_refused_at_once() -> None:
+    """Their product has millions of digits, and takes an hour."""
+    block = msgspec.msgpack.encode(("<i8", [2**62] * 100_000, b""))
+    content = msgspec.msgpack.encode(msgspec.msgpack.Ext(1, block))
+
+    def refuse() -> None:
+        with pytest.raises(ValueError, match="a shape that perfscope does not write"):
+            unpack_value(content, npt.NDArray[np.int64])
+
+    assert_ratio(refuse, count_to(10_000_000), 2)

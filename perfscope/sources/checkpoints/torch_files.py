@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import IO
 
+from perfscope.constants import MIB
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import (
@@ -32,6 +33,10 @@ from perfscope.sources.pickles import (
     walk,
 )
 
+#: Room for 200,000 tensors; a larger one makes zipfile fill gigabytes.
+LARGEST_DIRECTORY = 16 * MIB
+#: torch.save does not compress; a text-like pickle that somebody packed again shrinks to a tenth.
+_HIGHEST_COMPRESSION = 50
 # The exceptions of zipfile for changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -151,8 +156,11 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
             pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise FileDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
-            if not members[pickles[0]].CRC:  # torch can leave checksums out
-                del members[pickles[0]].CRC
+            entry = members[pickles[0]]
+            if entry.file_size > MIB + _HIGHEST_COMPRESSION * entry.compress_size:
+                raise FileDamage(f"is a zip bomb: its data.pkl is packed into {entry.compress_size:,} bytes")
+            if not entry.CRC:  # torch can leave checksums out
+                del entry.CRC
             with archive.open(pickles[0]) as stream:
                 replayed = _replay(stream.read(LARGEST_PICKLE + 1))
     except _ZIP_ERRORS as error:
@@ -166,8 +174,14 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
 
 
 def _require_end(file: IO[bytes]) -> None:
-    if not zipfile.is_zipfile(file):
+    try:
+        end = zipfile._EndRecData(file)  # noqa: SLF001 - ZipFile reads all of a directory before it states its size
+    except (*_ZIP_ERRORS, OSError) as error:
+        raise FileDamage(f"is not a complete zip archive ({error})") from None
+    if not end:
         raise FileDamage("has no end of its zip directory: it is cut off, or was still being written")
+    if end[zipfile._ECD_SIZE] > LARGEST_DIRECTORY:  # noqa: SLF001
+        raise FileDamage(f"has a zip directory of {end[zipfile._ECD_SIZE]:,} bytes; it is not read")  # noqa: SLF001
 
 
 def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) -> None:
@@ -240,15 +254,19 @@ def _whole_shape(call: Call) -> tuple[int, ...] | None:
 def _tensor(path: tuple[str, ...], arguments: object) -> TorchTensor | None:
     """Parse the arguments of the functions that rebuild a tensor: storage, offset, shape, strides and, in v3, dtype."""
     match arguments:
-        case (PersistentId(id=(_, GlobalName(text=kind), key, _, int(items), *_)), int(offset), size, _, *options) if (
-            0 <= items <= LARGEST_SIZE and 0 <= offset <= LARGEST_SIZE
-        ):
+        case (
+            PersistentId(id=(_, GlobalName(text=kind), str(key), _, int(items), *_)),
+            int(offset),
+            size,
+            _,
+            *options,
+        ) if 0 <= items <= LARGEST_SIZE and 0 <= offset <= LARGEST_SIZE:
             shape = parse_shape(size)
         case _:
             return None
     if shape is None:
         return None
-    storage = Storage(str(key), kind.rpartition(".")[2].removesuffix("Storage"), items)
+    storage = Storage(key, kind.rpartition(".")[2].removesuffix("Storage"), items)
     dtype_name = next((part.text for part in options if isinstance(part, GlobalName)), "")
     is_untyped = storage.dtype == "Untyped" and dtype_name.startswith("torch.")
     dtype = dtype_name.removeprefix("torch.") if is_untyped else _DTYPES.get(storage.dtype, storage.dtype)

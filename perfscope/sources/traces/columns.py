@@ -47,8 +47,8 @@ from perfscope.tables.trace import (
     no_spans,
 )
 
-#: No clock is that far: 292 years.
-_LARGEST_US = np.iinfo(np.int64).max // NS_PER_US
+#: No clock is that far: 146 years. The difference of two such times still fits into 64 bits.
+LARGEST_US = 2.0**62 / NS_PER_US
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 #: Operators that copy a result to the host, or need one of it.
@@ -116,7 +116,7 @@ class InputTexts:
 
 
 def _parse(texts: _Texts) -> OperatorInputs:
-    dims, strides, types, values = (_decode(text) for text in texts)
+    dims, strides, types, values = (decode_list(text) for text in texts)
     operands = tuple(
         _operand(shape, _at(strides, index), _at(types, index)) if _is_tensor(_at(types, index)) else None
         for index, shape in enumerate(dims)
@@ -124,7 +124,8 @@ def _parse(texts: _Texts) -> OperatorInputs:
     return OperatorInputs(operands, tuple(map(str, types)), tuple(map(str, values)))
 
 
-def _decode(text: bytes) -> list[object]:
+def decode_list(text: bytes) -> list[object]:
+    """A list as it is written; empty where it is none."""
     try:
         return msgspec.json.decode(text, type=list[object]) if text else []
     except FAILURES:
@@ -342,7 +343,7 @@ class Columns:
         if None in map(_TS, events) or None in map(_DURATION, events):
             timed = [event for event in events if event.ts is not None and event.dur is not None]
         start_us = np.fromiter(map(_TS, timed), np.float64, len(timed))
-        is_time = np.abs(start_us) < _LARGEST_US
+        is_time = np.abs(start_us) < LARGEST_US
         if not is_time.all():
             timed, start_us = [timed[row] for row in np.flatnonzero(is_time).tolist()], start_us[is_time]
         start_ns = to_ns(start_us)

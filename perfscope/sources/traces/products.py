@@ -7,7 +7,6 @@ product is counted once. So are autograd's nodes: a product inside one that auto
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_US
-from perfscope.sources.traces.columns import to_ns
+from perfscope.sources.traces.columns import LARGEST_US, decode_list, to_ns
 from perfscope.sources.traces.stream import FAILURES, DoesNotFit, list_decoder, repair
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.products import ROUNDING_NS, Product, ProductCalls, Products, Scope, Scopes
@@ -130,7 +129,7 @@ class _Inputs(NamedTuple):
         """The same, parsed; a list of tensors, which no product takes first, counts as no input."""
         shapes = tuple(
             tuple(size for size in shape if isinstance(size, int)) if isinstance(shape, list) else ()
-            for shape in json.loads(self.dims or b"[]")
+            for shape in decode_list(self.dims)
         )
         elements, values = (tuple(text.decode() for text in _TEXT.findall(of)) for of in (self.elements, self.values))
         return Product(self.operator, shapes, elements, values)
@@ -144,9 +143,12 @@ class _Spans:
 
     def add(self, kind: int, event: _Event, sequence: int) -> None:
         start_us = event.ts or 0.0
+        end_us = start_us + (event.dur or 0.0)
+        if not -LARGEST_US < start_us <= end_us < LARGEST_US:
+            return
         thread = event.tid if isinstance(event.tid, int) and abs(event.tid) < 1 << 63 else ABSENT
-        self._integers.extend((kind, thread, sequence))
-        self._times_us.extend((start_us, start_us + (event.dur or 0.0)))
+        self._integers.extend((kind, thread, sequence if abs(sequence) < 1 << 63 else ABSENT))
+        self._times_us.extend((start_us, end_us))
 
     def columns(self) -> tuple[Int64, Int64, Int64, Float64, Float64]:
         """Kind, thread, number in autograd or ABSENT, start and end in microseconds."""

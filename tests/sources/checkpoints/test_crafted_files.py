@@ -16,6 +16,7 @@ import pytest
 
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.checkpoints.listing import list_files
+from perfscope.sources.checkpoints.torch_files import read_torch_file
 from perfscope.sources.pickles import InertUnpickler
 from tests.commands.report_cli import run
 from tests.ratios import assert_ratio, count_to
@@ -80,6 +81,34 @@ class TestCraftedPickles:
         monkeypatch.setattr(InertUnpickler, "most_opcodes", 1000)
         write_pickle(tmp_path / "model.pt", b"\x80\x02](" + b"N" * 2000 + b"e.", zipfile.ZIP_DEFLATED)
         assert "has more than 1,000 opcodes" in " ".join(read_checkpoint(tmp_path).damage)
+
+    def test_a_compressed_pickle_is_not_unpacked(self, tmp_path: Path) -> None:
+        """Twenty kilobytes would become twenty million dicts, and 3.6 GB."""
+        write_pickle(tmp_path / "model.pt", b"\x80\x02(" + b"}" * 19_900_000 + b"l.", zipfile.ZIP_DEFLATED)
+        checkpoint = answer_soon(partial(read_checkpoint, tmp_path))
+        assert "is a zip bomb: its data.pkl is packed into" in " ".join(checkpoint.damage)
+
+    @pytest.mark.parametrize(
+        ("locator", "directory", "problem"),
+        [
+            (b"", 17 * 2**20, "zip directory of 17,825,792 bytes"),
+            (struct.pack("<4sLQL", b"PK\x06\x07", 0, 0, 2), 0, "not a complete zip archive"),
+        ],
+    )
+    def test_an_end_that_no_file_of_torch_has(
+        self, tmp_path: Path, locator: bytes, directory: int, problem: str
+    ) -> None:
+        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, directory, 0, 0)
+        (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100) + locator + end)
+        assert problem in " ".join(read_checkpoint(tmp_path).damage)
+
+    def test_a_key_that_is_no_text(self, tmp_path: Path) -> None:
+        """Python writes no number of more than 4,300 digits."""
+        key = b"\x8b" + struct.pack("<i", 4000) + b"\x7f" * 4000
+        rebuild = b"ctorch._utils\n_rebuild_tensor_v2\n(("
+        storage = b"\x8c\x07storagectorch\nFloatStorage\n" + key + b"NK\x04tQ"
+        write_pickle(tmp_path / "model.pt", b"\x80\x04" + rebuild + storage + b"K\x00K\x04\x85K\x01\x85\x89NtR.")
+        assert read_torch_file(tmp_path / "model.pt").tensors == ()
 
     def test_calls_before_the_damage_are_named(self, tmp_path: Path) -> None:
         """Loading it would call the function, and fail only then."""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import BASIC_EVENTS, Events
 from tests.conftest import perfscope
-from tests.sources.traces.making import compact, distributed, kernel, kineto, step, write
+from tests.sources.traces.making import compact, distributed, kernel, kineto, span, step, write
 
 
 @pytest.mark.parametrize(
@@ -76,3 +78,33 @@ def test_impossible_durations_are_told_and_left_out(tmp_path: Path) -> None:
     assert entry["window_us"] == 0.1
     assert "1 events have a negative duration and are left out" in answer.stderr
     assert "1 events have a duration of more than seven days and are left out" in answer.stderr
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ts": 9.2e15},
+        {"ts": -9.2e15},
+        {"ts": 1e300},
+        {"dur": 1e300},
+        {"tid": 10**40},
+        {"args": {"Sequence number": 10**40, "Input Dims": [[2, 3], [3, 4]]}},
+        {"args": {"Input Dims": 5}},
+        {"args": {"Input Dims": [[10**4200]]}},
+    ],
+    ids=["late", "early", "endless", "long", "thread", "sequence", "no list", "digits"],
+)
+def test_numbers_that_cannot_be_are_left_out(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """Two times at both ends of 64 bits have a difference that does not fit into them."""
+    events = [kernel("gemm", 0, 10), span("cpu_op", "aten::mm", 0, 10), span("cpu_op", "aten::mm", 20, 30)]
+    path = write(tmp_path / "rank0.json", [kernel("late", 40, 50), *events], kineto, **distributed(0))
+    content = json.loads(path.read_text())
+    content["traceEvents"][-1].update(wrong)
+    if "tid" not in wrong and "args" not in wrong:
+        content["traceEvents"][0].update(wrong)
+    path.write_text(json.dumps(content, indent=1))
+    trace = read_trace(str(path), BASIC_EVENTS | Events.PRODUCTS)
+    assert trace.device.end_ns.max() < 10**6
+    assert trace.products is not None
+    assert (trace.products.calls.end_ns < 10**6).all()
