@@ -262,7 +262,7 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
 
 def _title(why: Why, rank: int, cost_us: float) -> str:
     slow = _SLOW.get(why, _SLOW[Why.UNKNOWN]).format(rank)
-    return f"{slow}: the others wait {format_seconds(cost_us / US_PER_S)} a step for it"
+    return f"{slow}, the others wait {format_seconds(cost_us / US_PER_S)} a step for it"
 
 
 def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:

@@ -111,7 +111,7 @@ def _draw_analysis(analysis: Mapping[str, Any], console: Console) -> Iterator[Te
     if (shares := describe_shares(results)) is not None:
         yield from _wrap(_plain(shares), console)
     if (steps := results.get("steps")) is not None:
-        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console)
+        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console, _FINDING_ROWS)
     for line in describe_doubts(analysis):
         yield from _wrap(_plain(line, _DOUBT), console)
 

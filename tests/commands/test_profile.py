@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -145,3 +146,30 @@ def test_a_run_is_summarized_where_perfscope_is_found_by_its_installation_alone(
     )
     assert "training steps on 1 rank" in ended.stderr
     assert "could not be summarised" not in ended.stderr
+
+
+def test_on_a_terminal_it_ends_with_the_screen_of_analyze(tmp_path: Path) -> None:
+    """Nothing is written on standard error, where its lines stand elsewhere."""
+    training = ["-o", "RUN", "--nvml-hz", "0", "--", sys.executable, SCRIPTS / "ending.py", "none", "0"]
+    ended, screen = on_terminal("profile", *training, cwd=tmp_path)
+    _, again = on_terminal("analyze", "RUN", cwd=tmp_path)
+    assert "Where the time went: " in again
+    assert screen.endswith(again)
+    assert "Page: RUN/page.html" in again
+    assert "perfscope: " not in ended.stderr
+
+
+def on_terminal(*words: str | Path, cwd: Path) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run a command whose standard output is a terminal; also what it wrote there."""
+    ours, theirs = pty.openpty()
+    plain = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "LINES": "40"}
+    command = [sys.executable, "-m", "perfscope", *words]
+    ended = subprocess.run(command, cwd=cwd, env=plain, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    written = b""
+    try:
+        while part := os.read(ours, 2**16):
+            written += part
+    except OSError:  # the end of a terminal
+        os.close(ours)
+    return ended, written.decode()
