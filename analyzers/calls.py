@@ -126,7 +126,7 @@ class Calls(Result, frozen=True):
     def sections(self) -> tuple[Section, ...]:
         """A row a rank and caller."""
         rows = ((rank, caller) for rank in self.ranks for caller in rank.callers)
-        note = "Of a mean step. Lost: idle time behind the calls until the next one, at most as long as they blocked."
+        note = "In a mean step. Lost: idle time after the calls until the next one, at most as long as they blocked."
         return (self.TABLES[0].section(rows, [note], most=MOST_ROWS),)
 
 

@@ -302,7 +302,7 @@ def _logged_place(moment: LoggedMoment) -> Spent:
 
 
 def _first_span(moments: Sequence[LoggedMoment]) -> int:
-    """How many iterations the first line stands for: as many as the lines behind it."""
+    """How many iterations the first line stands for: as many as the next lines."""
     if len(moments) == 1:
         return 1
     return min(moments[1].iteration - moments[0].iteration, max(moments[0].iteration, 1))

@@ -149,7 +149,7 @@ class Idle(Result, frozen=True):
         if self._is_present(CAUSES.index("unknown")):
             notes.append("Unknown: the trace does not contain the launch of the next event.")
         if self._is_present(CAUSES.index("host_launch")):
-            notes.append("Host launch: the host was late, and the trace shows no operators that tell what it did.")
+            notes.append("Host launch: the host was late, and the trace has no operators that show the cause.")
         return tuple(notes)
 
     def _labels(self) -> list[str]:

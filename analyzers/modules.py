@@ -681,7 +681,7 @@ class ModuleTree(Result, frozen=True):
         if len(ranks) > 1:
             computing = [each.computing_ns / max(1, each.steps) / NS_PER_MS for each in ranks]
             yield (
-                f"Of rank {rank.rank}, which has the most time beside communication of {len(ranks)} ranks with these "
+                f"For rank {rank.rank}, which has the most time beside communication of {len(ranks)} ranks with these "
                 f"modules: {min(computing):.3f} to {max(computing):.3f} ms a step. Communication includes waiting."
             )
         deepest = max((depth for root in build_tree(rank.modules) for depth, *_ in _walk_shown(root)), default=0) + 1

@@ -124,7 +124,7 @@ def _to_rank(rank: TracedOperations) -> RankOperations:
 def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
     """What is not counted, on the rank where the least is."""
     least = min(ranks, key=lambda rank: 1.0 if rank.covered is None else rank.covered)
-    of_rank = f"On rank {least.rank}" if len(ranks) > 1 and least.rank is not None else "Of this trace"
+    of_rank = f"On rank {least.rank}" if len(ranks) > 1 and least.rank is not None else "In this trace"
     if least.not_counted:
         more = len(least.not_counted) - MOST_ROWS
         listed = ", ".join(map(str, least.not_counted[:MOST_ROWS]))
@@ -134,11 +134,11 @@ def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
         part = f" ({share:.1%} of the time of kernels that multiply)" if share else ""
         yield f"{least.replays} launches of graphs are not counted{part}."
     if not least.is_covered and least.covered is None:
-        yield "No TFLOP/s and no MFU are drawn from what is counted: no times of kernels tell how much is missing."
+        yield "No TFLOP/s and no MFU: no times of kernels show how much is missing."
     elif not least.is_covered:
         yield (
-            f"{of_rank}, what is counted has {least.covered:.1%} of the time of kernels that multiply. Less than "
-            f"{ENOUGH:.0%} says too little of the whole: no TFLOP/s and no MFU are drawn from it."
+            f"{of_rank} the counted operators have {least.covered:.1%} of the time of kernels that multiply. That is "
+            f"less than {ENOUGH:.0%}, so there is no TFLOP/s and no MFU."
         )
 
 

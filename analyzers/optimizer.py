@@ -51,7 +51,7 @@ class OptimizerTime(Result, frozen=True):
 
     ranks: Annotated[Sequence[OptimizerStep], Doc("Each optimizer of each device.")]
 
-    notes = ("Of a mean step: the kernels that were launched inside the marks of the optimizer's steps.",)
+    notes = ("In a mean step, the kernels that were launched inside the marks of the optimizer's steps.",)
     TABLES = (
         Table(
             "Optimizer",
@@ -91,7 +91,7 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
 
 
 def _working_steps(trace: Trace, device: int) -> int:
-    """The marked steps in which a device computes: behind the last one torch's profiler marks another, empty one."""
+    """The marked steps in which a device computes: after the last one torch's profiler marks another, empty one."""
     computes = (trace.device.device == device) & trace.device.is_work(Work.COMPUTE) & (trace.step != ABSENT)
     return len(distinct(trace.step[computes]))
 

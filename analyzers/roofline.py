@@ -410,7 +410,7 @@ class Roofline(Result, frozen=True):
         of = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step" if rank.steps else "the whole trace"
         which = f" of rank {rank.rank}" if len(self.traced) > 1 and rank.rank is not None else ""
         yield (
-            f"Of {of}{which}. Bytes are the inputs and outputs, once each: a lower bound of what moves. Regain is the "
+            f"For {of}{which}. Bytes are the inputs and outputs, once each: a lower bound. Regain is the "
             "time above the attainable one: no change regains more without less work."
         )
         yield _describe_ceilings(self._ceilings(rank), rank)

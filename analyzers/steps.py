@@ -47,10 +47,10 @@ class StepMeans(Figures, frozen=True):
     data_wait_high_s: Annotated[float | None, Doc("The quarter of them with the longest waits waits at least so long.")]
     garbage_s: Annotated[float | None, Doc("Full collections of Python's garbage in them.")]
     garbage_steps: Annotated[int, Doc("How many of them such a collection interrupted.")]
-    compiled_steps: Annotated[int, Doc("Steps behind the first five in which torch.compile compiled.")]
-    compile_s: Annotated[float | None, Doc("Its time in a step behind the first five, outside of windows and saves.")]
+    compiled_steps: Annotated[int, Doc("Steps after the first five in which torch.compile compiled.")]
+    compile_s: Annotated[float | None, Doc("Its time in a step after the first five, outside of windows and saves.")]
     compile_in_steps_s: Annotated[float | None, Doc("Its time in an undisturbed step.")]
-    alloc_retries: Annotated[float | None, Doc("Emptied caches of the allocator in a step behind the first five.")]
+    alloc_retries: Annotated[float | None, Doc("Emptied caches of the allocator in a step after the first five.")]
     samples: Annotated[float | None, Doc("Samples that the rank took in in an undisturbed step.")]
     tokens: Annotated[float | None, Doc("Tokens likewise.")]
 
@@ -100,7 +100,7 @@ class StepTimes(Result, frozen=True):
     tokens_per_s: Annotated[float | None, Doc("``tokens_per_step`` over ``step_time_s``.")]
     undisturbed_ns: Annotated[tuple[int, ...], Doc("The times that the step time is the mean of, in their order.")]
     micro_batches: Annotated[float | None, Doc("Forward passes of a median step on a rank.")]
-    window_effect: Annotated[WindowEffect | None, Doc("The steps before the first window, and behind it.")]
+    window_effect: Annotated[WindowEffect | None, Doc("The steps before the first window, and after it.")]
     unreached_windows: Annotated[tuple[str, ...], Doc("Which windows training ended too early for.")]
     ranks: Annotated[tuple[RankSteps, ...], Doc("Each rank.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
@@ -256,7 +256,7 @@ def _mean_s(column: MaskedInt64, rows: Bool) -> float | None:
 
 
 def _growth(steps: Steps, count: MaskedInt64) -> float | None:
-    """How much a count grows in a step, from the first reading behind the first steps to the last one."""
+    """How much a count grows in a step, from the first reading after the first steps to the last one."""
     rows = np.flatnonzero(present(count) & (steps.step > _FIRST_STEPS))
     if len(rows) < 2:  # noqa: PLR2004 - a first reading and a last one
         return None
@@ -342,22 +342,22 @@ def _on_undisturbed_steps(ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
 
 
 def _on_effect(effect: WindowEffect) -> list[str]:
-    """Whether the steps behind the first window differ from those before it, and what follows from that."""
+    """Whether the steps after the first window differ from those before it, and what follows from that."""
     if effect.verdict is Effect.UNTESTED:
         if not effect.after:
             return []
         advice = " Profile later steps, such as `--steps 20-22`." if effect.before < FEWEST_STEPS else ""
-        return [f"Whether the window slowed the steps behind it was not tested: {effect.reason}.{advice}"]
+        return [f"Whether the window slowed the steps after it was not tested: {effect.reason}.{advice}"]
     if effect.before_s is None or effect.after_s is None or effect.change_low is None or effect.change_high is None:
         return []
     medians = (
-        f"median {effect.after_s * MS_PER_S:.2f} ms behind the first window and {effect.before_s * MS_PER_S:.2f} ms "
+        f"median {effect.after_s * MS_PER_S:.2f} ms after the first window and {effect.before_s * MS_PER_S:.2f} ms "
         f"before it ({effect.change or 0:+.1%}, 99 % interval {effect.change_low:+.1%} to {effect.change_high:+.1%})"
     )
     texts = {
-        Effect.SLOWER: f"The window slowed the steps behind it: {medians}. Step time, throughput, MFU and energy "
-        f"are of the {effect.before} steps before the window.",
-        Effect.FASTER: f"Steps behind the window are faster: {medians}. A window cannot do that: something else "
+        Effect.SLOWER: f"The window slowed the steps after it: {medians}. Step time, throughput, MFU and energy "
+        f"are for the {effect.before} steps before the window.",
+        Effect.FASTER: f"Steps after the window are faster: {medians}. A window cannot do that: something else "
         "slowed the steps before it, such as start-up; the step time is over both.",
         Effect.DRIFT: f"Step times differ on both sides of the window: {medians}. They drift, or the steps before it "
         "are too few to blame it; the step time is over both.",

@@ -426,7 +426,7 @@ class WallClock(Result, frozen=True):
                 Column("Time (ms)", "time_ns", MS_OF_NS),
                 Column("Over the median (ms)", "over_median_ns", MS_OF_NS),
                 Column("Cause", "cause"),
-                Column("Of which that (ms)", "cause_ns", MS_OF_NS),
+                Column("By the cause (ms)", "cause_ns", MS_OF_NS),
             ),
         ),
     )

@@ -360,7 +360,7 @@ def _notes(history: AllocatorHistory, lifetimes: Lifetimes) -> tuple[str, ...]:
     notes = list(history.damage)
     header = history.header
     if not history.stacks:
-        notes.append("The history has no stacks: allocations inside the window cannot be told apart.")
+        notes.append("The history has no stacks: allocations inside the window have no module or line.")
     if header is not None and len(history.events) >= header.limit:
         notes.append(f"The allocator kept its last {header.limit:,} events only: the begin of the window is missing.")
     if lifetimes.lost:
@@ -481,12 +481,12 @@ class MemoryUse(Result, frozen=True):
         peak = self.fullest_device
         sections = [self._peaks()]
         if peak.category_bytes(Category.ACTIVATIONS):
-            note = f"Of {peak.who}. Repeated layers are one row; a module's row is without the modules inside it."
+            note = f"On {peak.who}. Repeated layers are one row; a module's row is without the modules inside it."
             sections.append(modules.section([(peak, part) for part in peak.modules], [note], most=MOST_ROWS))
-        note = f"Of {peak.who}; allocations of one category, module and line are one row."
+        note = f"On {peak.who}; allocations of one category, module and line are one row."
         sections.append(allocations.section(peak.allocations, [note]))
         if peak.savings:
-            note = f"Of {peak.who}. Each change by itself: the window is replayed with it, because the peak moves."
+            note = f"On {peak.who}. Each change by itself: the window is replayed with it, because the peak moves."
             sections.append(savings.section([(peak, saving) for saving in peak.savings], [note]))
         return tuple(sections)
 

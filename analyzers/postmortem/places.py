@@ -197,7 +197,7 @@ def find_first_failure(evidence: PostMortem, *, with_libraries: bool = False) ->
 def describe_unknown(evidence: PostMortem) -> str:
     """What is known where no rank can be named: whose process ended first."""
     ends = [(state.death.wall_ns, state) for state in evidence.ranks.values() if state.death and not state.has_ended]
-    text = "what the ranks left behind does not tell which of them is to blame"
+    text = "the evidence does not show which rank is to blame"
     if not ends:
         return text
     state = min(ends, key=lambda end: end[0])[1]

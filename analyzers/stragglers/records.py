@@ -50,7 +50,7 @@ class LateRanks(Result, frozen=True):
     ``unseen`` are the ranks whose GPUs were compared with nothing, by the reason.
     """
 
-    late: Annotated[tuple[Lateness, ...], Doc("Each late rank and cause, what costs most first.")]
+    late: Annotated[tuple[Lateness, ...], Doc("Each late rank and cause, the largest cost first.")]
     ranks: Annotated[tuple[HostSteps, ...], Doc("Each rank.")]
     devices: Annotated[tuple[DevicePace, ...], Doc("How fast the devices of the ranks are.")]
     parts: ComparedSteps | None
@@ -145,7 +145,7 @@ class LateRanks(Result, frozen=True):
             if ranks
         ]
         if any(pace.is_compared and pace.relative_forward is None for pace in self.devices):
-            notes.append("Of GPUs without a relative forward pass the optimizer's update alone was compared.")
+            notes.append("On GPUs without a relative forward pass only the optimizer's update was compared.")
         if self.parts is not None:
             notes.append(
                 f"Compared are {len(self.parts.step)} steps that all {len(self.parts.ranks)} ranks have, without "
@@ -159,11 +159,10 @@ class LateRanks(Result, frozen=True):
                 else "The devices wait for each other, not the hosts"
             )
             notes.append(
-                f"{why}: a rank is late here by what cannot be a wait for another rank, and the cost is at most what "
-                "is shown."
+                f"{why}: only delays count that cannot be waits for another rank, and the costs are upper limits."
             )
         if self.devices:
-            notes.append("The cost of a slow device is estimated: the rank's device time beyond that of the others.")
+            notes.append("The cost of a slow device is estimated: the rank's device time less the others'.")
         return notes
 
     def _parts_section(self, parts: ComparedSteps) -> Section:

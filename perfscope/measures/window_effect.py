@@ -35,7 +35,7 @@ _FARTHEST = 5.93
 
 
 class Effect(StrEnum):
-    """What the steps behind a window are, compared with those before it."""
+    """What the steps after a window are, compared with those before it."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -45,13 +45,13 @@ class Effect(StrEnum):
 
 
 class WindowEffect(Figures, frozen=True):
-    """Whether a window slowed the steps behind it: by intervals that account for autocorrelation and drift."""
+    """Whether a window slowed the steps after it: by intervals that account for autocorrelation and drift."""
 
     verdict: Annotated[Effect, Doc("``slower``, ``faster``, ``drift``, ``no difference found`` or ``untested``.")]
     before: Annotated[int, Doc("Steps before the window that are compared.")]
-    after: Annotated[int, Doc("Steps behind it that are compared.")]
+    after: Annotated[int, Doc("Steps after it that are compared.")]
     before_s: Annotated[float | None, Doc("Their median before it.")]
-    after_s: Annotated[float | None, Doc("Their median behind it.")]
+    after_s: Annotated[float | None, Doc("Their median after it.")]
     change_low: Annotated[float | None, Doc("Lower end of the interval of ``change``; None where untested.")] = None
     change_high: Annotated[float | None, Doc("Upper end of it.")] = None
     reason: Annotated[str | None, Doc("Why it is untested; None where it was tested.")] = None
@@ -65,7 +65,7 @@ class WindowEffect(Figures, frozen=True):
 
 
 def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) -> WindowEffect:
-    """Compare the steady-state steps before a window with those behind it; only steps of the same kind are compared."""
+    """Compare the steady-state steps before a window with the steps of the same kind after it."""
     is_before = step < window_step
     before, after = wall_ns[is_before], wall_ns[~is_before]
     sides = int(is_before.sum()), int((~is_before).sum())
@@ -110,7 +110,7 @@ def _common_kind(before: Int64, after: Int64) -> int | None:
 def _obstacle(before: int, after: int, *, has_common_kind: bool) -> str:
     if min(before, after) < FEWEST_STEPS:
         return (
-            f"{format_count(before, 'steady-state step')} before the first window and {after:,} behind it: a test "
+            f"{format_count(before, 'steady-state step')} before the first window and {after:,} after it: a test "
             f"needs at least {FEWEST_STEPS} on each side"
         )
     if not has_common_kind:

@@ -231,7 +231,7 @@ def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_befo
     assert steps.ranks[0].undisturbed == 14
     assert steps.window_effect is not None
     assert steps.window_effect.after_s == pytest.approx(0.026, rel=0.01)
-    assert any(note.startswith("The window slowed the steps behind it: median 26.00 ms") for note in steps.notes)
+    assert any(note.startswith("The window slowed the steps after it: median 26.00 ms") for note in steps.notes)
     cost = analyze_cost(run)
     assert cost.undisturbed_s == steps.median_s
     assert (cost.before_s, cost.after_s) == (steps.window_effect.before_s, steps.window_effect.after_s)
