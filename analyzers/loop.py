@@ -234,6 +234,8 @@ def record_loop(run: Run) -> LoopRecord:
     if usual.any():  # a profiler slows them: the loop has them as the others are
         typical = int(np.median(own[usual]))
         times[LifePart.WINDOW_STEPS] = np.minimum(times[LifePart.WINDOW_STEPS], typical)
+    for part in _OF_LOOP:
+        times[part] = np.append(times[part][:-1], times[part][-1:] + ledger.after_steps.get(part, 0))
     times = {part: part_ns for part, part_ns in times.items() if part_ns.any()}
     if not times:
         raise MissingInput("no time of a step was recorded")
@@ -252,9 +254,6 @@ def analyze(run: Run) -> Loop:
     record = record_loop(run)
     ledger, steps, pauses = record.ledger, record.steps, record.pauses
     times = {part: int(part_ns.sum()) for part, part_ns in record.times.items()}
-    for part in _OF_LOOP:
-        if ledger.after_steps.get(part):
-            times[part] = times.get(part, 0) + ledger.after_steps[part]
     loop_ns, garbage = sum(times.values()), np.ma.filled(steps.garbage_ns, 0)
     seen = run.places.get(ledger.rank)
     outside_ns = sum(ledger.parts.get(part, 0) for part in _OUTSIDE)
@@ -280,8 +279,10 @@ def analyze(run: Run) -> Loop:
 
 
 def _usual(steps: Steps) -> Bool:
-    """The steps that can be compared with each other."""
-    return np.asarray(steps.is_unstalled & ~present(steps.compile_ns), np.bool_)
+    """The steps that can be compared with each other; what the end of a window took is not of the step after it."""
+    is_after_window = (steps.window == "export") & ~present(steps.save_ns) & ~present(steps.no_grad_ns)
+    is_own = steps.is_unstalled | (is_after_window & ~steps.stalled_elsewhere)
+    return np.asarray(is_own & ~present(steps.compile_ns), np.bool_)
 
 
 def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: Sequence[Place] = ()) -> Pauses | None:

@@ -75,7 +75,7 @@ def loop_document(path: Path = LOOPS) -> str:
     notes = (
         f"The right finding stands first in {right} (two faults: both stand first).",
         f"The price is within {limit:.0f} % of the planted time in {near} of {len(rows)}.",
-        f"`perfscope compare RUN TWIN` says *faster* in {faster}, where the faults are {limit:.0f} % of it or more.",
+        f"`perfscope compare RUN TWIN` says *faster* in {faster}, of {limit:.0f} % of the loop or more.",
         f"Nothing is found in {silent} of {len(clean)} clean twins.",
     )
     return render_sections((Section("Faults in the training loop", columns, tuple(rows), notes),), 2)

@@ -19,7 +19,6 @@ import gc
 import importlib
 import json
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -154,8 +153,7 @@ LOOPS = {
     "lightning_data": looped("lightning", Planted("data", 0.4)),
 }
 BATCH, WIDTH = 8, 64
-#: A run is undisturbed where its thread waits for a processor for less of its time.
-UNDISTURBED, TRIES = 0.05, 1
+FRAMEWORKS = {"trainer": "transformers", "lightning": "lightning"}
 
 
 class Loop:
@@ -553,7 +551,6 @@ def start(name, folder, rank, prepared):
 
 def train_group(names, folder):
     """Train some cases, in turns."""
-    folder.mkdir(exist_ok=True)
     all_prepared, prepared = os.pipe()
     with (folder / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -566,26 +563,6 @@ def train_group(names, folder):
     for _ in children:
         pid, status = os.wait()
         print(children[pid], "FAILED" if status else "trained", flush=True)
-
-
-def train_alone(name, folder):
-    """Train a case of ``LOOPS``, again where others had its processor for long, and keep the least disturbed run."""
-    imported = {"trainer": "transformers", "lightning": "lightning"}.get(LOOPS[name].way)
-    if imported:
-        importlib.import_module(imported)
-    least = 1.0
-    for _ in range(TRIES):
-        with tempfile.TemporaryDirectory() as once:
-            train_group([name], Path(once))
-            delayed = json.loads((Path(once) / name / "planted.json").read_text())["delayed"]
-            if delayed < least:
-                least = delayed
-                shutil.rmtree(folder / name, ignore_errors=True)
-                shutil.move(Path(once) / name, folder / name)
-        if least < UNDISTURBED:
-            break
-    print(name, "waited for a processor for", least, flush=True)
-    keep(folder / name)
 
 
 def keep(run):
@@ -621,8 +598,11 @@ def main():
     for first in range(0, len(others), options.together):
         train_group(others[first : first + options.together], options.out)
     for name in options.cases:
-        if name in LOOPS:
-            train_alone(name, options.out)
+        if name in LOOPS:  # nothing else trains meanwhile
+            if LOOPS[name].way in FRAMEWORKS:
+                importlib.import_module(FRAMEWORKS[LOOPS[name].way])
+            train_group([name], options.out)
+            keep(options.out / name)
 
 
 if __name__ == "__main__":
