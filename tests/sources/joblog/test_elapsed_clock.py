@@ -31,6 +31,16 @@ def test_where_nothing_else_is_timed_five_digits_are_enough() -> None:
     assert read([(1, 8), (2, 11)]).wall_ns.tolist() == [None, None]
 
 
+@pytest.mark.parametrize(
+    "copy", [(3, 62), (2, 61), (2, 59)], ids=["of the last step", "of a step before", "in between"]
+)
+def test_another_ranks_copy_is_dropped(copy: tuple[int, int]) -> None:
+    rows = read([(1, 0), (2, 30), (3, 60), copy, (4, 90)])
+    assert rows.iteration.tolist() == [1, 2, 3, 4]
+    assert rows.attempt.max() == 0
+    assert rows.wall_ns.tolist() == [None, 30 * NS_PER_S, 30 * NS_PER_S, 30 * NS_PER_S]
+
+
 def test_a_clock_and_steps_that_begin_anew_are_a_restart() -> None:
     rows = read([(100, 1000), (110, 1300), (120, 1600), (110, 5), (120, 300)])
     assert rows.attempt.tolist() == [0, 0, 0, 1, 1]
