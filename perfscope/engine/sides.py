@@ -145,6 +145,6 @@ def read_saved(path: Path) -> Side:
     """
     try:
         data = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise SourceError(path, "is not complete JSON", hint="save it again") from None
     return from_saved(str(path), data if isinstance(data, dict) else {})

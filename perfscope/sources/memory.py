@@ -50,6 +50,8 @@ _LARGEST_BYTES = 4 * GIB
 _MOST_COMPRESSED = 250
 _LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 _NO_STACK = -1
+#: All blocks and segments are gone through for each device.
+_MOST_DEVICES = 64
 _LETTERS = {name: ord(letter) for name, letter in ACTIONS.items()}
 _OTHER = ord(OTHER_ACTION)
 
@@ -141,6 +143,8 @@ def _to_histories(path: Path, value: Mapping[object, object]) -> tuple[Allocator
     segments = _dicts(value["segments"])
     blocks = [block for segment in segments for block in _live_blocks(segment, known)]
     devices = sorted({index for index, trace in enumerate(traces) if trace} | {block.device for block in blocks})
+    if len(devices) > _MOST_DEVICES:
+        raise ValueError(f"{len(devices)} devices")
     events = {device: _events(traces[device] if device < len(traces) else [], known) for device in devices}
     stacks, frames = tuple(known.all_stacks), tuple(known.frames)
     return tuple(

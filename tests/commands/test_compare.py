@@ -237,6 +237,7 @@ def test_a_single_step_cannot_tell(tmp_path: Path, capsys: Capture) -> None:
     [
         ("b.json", b'{"schema": "perfscope/baseline/7"}', "is 'perfscope/baseline/7', which this version of perfscope"),
         ("b.json", b'{"schema": "perfscope/baseline/1", "setup": ', "is not complete JSON"),
+        ("b.json", b'{"schema": "perfscope/baseline/1", "setup": ' + b"[" * 100_000, "is not complete JSON"),
         ("b.json", b'{"schema": "perfscope/baseline/1", "step_time_s": [[0.1, -1]]}', "is damaged"),
         ("b.log", b"hello\n", "is neither a trace nor a log of a known framework"),
         ("nowhere", None, "does not exist"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.engine.run import Plan, analyze
+from perfscope.sources.runs.folder import find_runs
 from tests.conftest import ROOT
 from tests.engine.storing import copy_with_partials
 
@@ -61,3 +62,10 @@ def test_what_stands_in_the_place_of_any_file_of_a_run_is_named_at_once(
         analysis = analyze([run], PLAN)
         said = " ".join([*analysis.damage, *analysis.notes])
         assert name.name in said, (name, said)
+
+
+def test_links_in_circles_are_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    (tmp_path / "self").symlink_to(".")
+    assert find_runs(str(tmp_path)) == []

@@ -394,7 +394,7 @@ def _read_tracker(path: Path, listing: Listing) -> str | None:
     if name is None:
         return None
     text = read_text(path / name).strip()[:LONGEST_NAME]
-    return f"iter_{int(text):07d}" if text.isdigit() and name.endswith(".txt") else text
+    return f"iter_{int(text):07d}" if text.isdecimal() and name.endswith(".txt") else text
 
 
 def _is_relevant(name: str) -> bool:

@@ -33,7 +33,7 @@ def find_runs(location: str) -> list[str]:
     if is_url(location):
         return sorted(folder for folder in list_folders(location) if is_run_at(folder))
     with os.scandir(location) as entries:  # which tells folders without a look at each of very many files
-        folders = [Path(location) / entry.name for entry in entries if entry.is_dir()]
+        folders = [Path(location) / entry.name for entry in entries if entry.is_symlink() or entry.is_dir()]
     return [str(folder) for folder in sorted(folders) if is_run(folder)]
 
 

@@ -208,6 +208,11 @@ class TestWhatIsNoFile:
         assert "root" in listed.unreadable
         assert set(listed.broken) == {"a", "b"}
 
+    def test_a_tracker_that_names_no_number(self, tmp_path: Path) -> None:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("\N{SUPERSCRIPT TWO}")
+        write_header(tmp_path / "model.safetensors", {"a": entry(0, 9)}, 9)
+        assert len(read_checkpoint(tmp_path).files) == 2
+
     def test_a_folder_three_hundred_deep(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "/".join(["d"] * 300)).mkdir(parents=True)
         answer = run(capsys, "checkpoint", tmp_path)

@@ -114,6 +114,7 @@ def test_a_snapshot_with_a_changed_byte_is_read_or_refused_but_nothing_else(tmp_
         ({"segments": [{"address": 1, "total_size": 5, "blocks": [{"size": 9}]}]}, "version that is not known"),
         ({"segments": [], "device_traces": [[{"no": "action"}]]}, "version that is not known"),
         ({"segments": ["a"]}, "version that is not known"),
+        ({"segments": [], "device_traces": [[{"action": "alloc", "addr": 1}]] * 65}, "65 devices"),
     ],
 )
 def test_other_pickles_are_named_for_what_they_are(tmp_path: Path, value: object, problem: str) -> None:
