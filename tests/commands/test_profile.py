@@ -150,7 +150,7 @@ def test_a_run_is_summarized_where_perfscope_is_found_by_its_installation_alone(
 
 def test_on_a_terminal_it_ends_with_the_screen_of_analyze(tmp_path: Path) -> None:
     """Nothing is written on standard error, where its lines stand elsewhere."""
-    training = ["-o", "RUN", "--nvml-hz", "0", "--", sys.executable, SCRIPTS / "ending.py", "none", "0"]
+    training = ["-o", "RUN", "--nvml-hz", "0", "--", sys.executable, str(SCRIPTS / "ending.py"), "none", "0"]
     ended, screen = on_terminal("profile", *training, cwd=tmp_path)
     _, again = on_terminal("analyze", "RUN", cwd=tmp_path)
     assert "Where the time went: " in again
