@@ -33,9 +33,10 @@ from perfscope.wire.places import Place
 
 #: What training without perfscope has not.
 _PERFSCOPE = (LifePart.WINDOW_START, LifePart.WINDOW_STOP, LifePart.WINDOW_EXPORT, LifePart.HOOKS)
-#: What comes as often as the script says.
-_PLANNED = (
-    LifePart.SAVES, LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION, LifePart.COMPILATION
+#: What has a cause that somebody may remove.
+_NAMED = (
+    LifePart.SAVES, LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION, LifePart.COMPILATION,
+    LifePart.DATA_WAIT,
 )  # fmt: skip
 _OUTSIDE = (LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.END)
 #: What a step takes by itself, and what nothing explains.
@@ -81,10 +82,10 @@ class Pauses(Figures, frozen=True):
         return "" if rhythm is None else f"Pause of {format_seconds(self.each_s)} in every {rhythm} step"
 
     @property
-    def is_planned(self) -> bool:
+    def is_of_script(self) -> bool:
         """Whether the script makes them, by their rhythm or the line where it sleeps or works."""
-        is_of_script = self.line is not None and self.host not in (None, HostPart.NO_PROCESSOR)
-        return self.period is not None or is_of_script
+        is_its_line = self.line is not None and self.host not in (None, HostPart.NO_PROCESSOR)
+        return self.period is not None or is_its_line
 
     @property
     def in_words(self) -> str:
@@ -208,10 +209,10 @@ class LoopRecord:
         return np.asarray(np.sum(list(self.times.values()), axis=0), np.int64)
 
     @property
-    def unplanned_ns(self) -> Int64:
-        """Each step without what comes by plan: saves, validation, compilation, pauses of a rhythm or of a line."""
-        rest: Int64 = self.step_ns - sum(self.times.get(part, 0) for part in _PLANNED)
-        if self.pauses is not None and self.pauses.is_planned:
+    def unnamed_ns(self) -> Int64:
+        """Each step without what has a known cause, pauses of the script among it."""
+        rest: Int64 = self.step_ns - sum(self.times.get(part, 0) for part in _NAMED)
+        if self.pauses is not None and self.pauses.is_of_script:
             is_paused = np.isin(self.steps.step[1:], self.pauses.steps)
             over = np.maximum(rest[is_paused] - self.pauses.usual_ns, 0)
             rest[is_paused] -= (over * min(self.pauses.lost_ns / max(int(over.sum()), 1), 1.0)).astype(np.int64)

@@ -20,9 +20,10 @@ eighth of the run. The interval is Welch's for the medians of the stretches (bat
 and Analysis"). A run that drifts has stretches that differ, and a wider interval.
 
 The loop
-    How often something comes by plan, such as a validation in each tenth step, is no chance. So it is spread evenly
-    over the steps. Where the rest of the loop differs no more than runs of the same code do, what came or went by plan
-    is the cause. The interval then holds no less than this change, without the variation of what came or went.
+    Some of its time has a known cause: validation in each tenth step, a pause in each fifth one, waits for data. How
+    often it comes is no chance. So it is spread evenly over the steps. Where the rest of two loops differs no more than
+    runs of the same code do, the known causes made the change. The interval then ends at what they changed, less an
+    allowance for how it varies.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class Samples:
     """A figure on one side: a series of positive values in the order of time for each run, or one value a run.
 
     A run's value is the mean of its steps where several are measured at once (``is_mean``), else their median.
-    ``planned`` and ``beside`` are added to every value of a run: what comes by plan, and what start-up and windows
+    ``named`` and ``beside`` are added to every value of a run: what has a known cause, and what start-up and windows
     change.
     """
 
     runs: tuple[Float64, ...]
     is_mean: bool = False
-    planned: tuple[float, ...] = ()
+    named: tuple[float, ...] = ()
     beside: tuple[float, ...] = ()
 
     @property
@@ -86,7 +87,7 @@ class Samples:
     def added(self) -> list[float]:
         """What is added to every value of each run."""
         none = (0.0,) * len(self.runs)
-        return [sum(parts) for parts in zip(self.planned or none, self.beside or none, strict=True)]
+        return [sum(parts) for parts in zip(self.named or none, self.beside or none, strict=True)]
 
     @property
     def centre(self) -> float:
@@ -95,8 +96,8 @@ class Samples:
 
     def scaled(self, factor: float) -> Samples:
         """Every value times a factor."""
-        planned, beside = (tuple(part * factor for part in parts) for parts in (self.planned, self.beside))
-        return Samples(tuple(run * factor for run in self.runs), self.is_mean, planned, beside)
+        named, beside = (tuple(part * factor for part in parts) for parts in (self.named, self.beside))
+        return Samples(tuple(run * factor for run in self.runs), self.is_mean, named, beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE, betw
 
 
 def compare_loops(a: Samples, b: Samples, confidence: float = CONFIDENCE, between_runs: float | None = None) -> Delta:
-    """Compare the mean step of two loops, of which one may have more that comes by plan."""
+    """Compare the mean step of two loops, of which one may have more that has a known cause."""
     whole, rest = (
         compare_samples(first, second, confidence, between_runs)
         for first, second in ((a, b), (Samples(a.runs, is_mean=True), Samples(b.runs, is_mean=True)))
@@ -160,17 +161,17 @@ def compare_loops(a: Samples, b: Samples, confidence: float = CONFIDENCE, betwee
         return whole
     beside = abs(b.beside[0] - a.beside[0]) / whole.a  # perhaps chance
     whole = replace(whole, interval=(whole.interval[0] - beside, whole.interval[1] + beside))
-    planned, change = b.planned[0] - a.planned[0], whole.b - whole.a
+    named, change = b.named[0] - a.named[0], whole.b - whole.a
     spreads = [max(_spread(np.log(side.runs[0])), BETWEEN_RUNS) for side in (a, b)]
-    noise = hypot(*(spread * side.planned[0] for spread, side in zip(spreads, (a, b), strict=True)))
-    sure = min(abs(planned) - NormalDist().inv_cdf((1 + confidence) / 2) * noise, abs(change))
+    noise = hypot(*(spread * side.named[0] for spread, side in zip(spreads, (a, b), strict=True)))
+    sure = min(abs(named) - NormalDist().inv_cdf((1 + confidence) / 2) * noise, abs(change))
     assert whole.interval is not None
     is_rest_alike = rest.interval[0] <= 0 <= rest.interval[1]
-    is_its_cause = bool(planned) and 2 * change / planned >= 1
+    is_its_cause = bool(named) and 2 * change / named >= 1
     if not (is_rest_alike and is_its_cause) or sure < SMALLEST_CHANGE * max(whole.a, whole.b):
         return whole
     low, high = whole.interval
-    interval = (low, min(high, -sure / whole.a)) if planned < 0 else (max(low, sure / whole.a), high)
+    interval = (low, min(high, -sure / whole.a)) if named < 0 else (max(low, sure / whole.a), high)
     return replace(whole, interval=interval)
 
 

@@ -312,14 +312,14 @@ class Comparison:
         return self.changes.get(Compared.LOOP_TIME) or self.changes.get(Compared.STEP_TIME)
 
     @property
-    def gone(self) -> tuple[Cause, ...]:
-        """The findings of A that B has not; none where a side has no findings."""
-        return _only_in(self.a, self.b)
+    def gone(self) -> tuple[tuple[Cause, Cause | None], ...]:
+        """The findings of A that B has not, or at less than half of the cost; none where a side has no answer."""
+        return () if self.is_refused else _shrunk(self.a, self.b)
 
     @property
-    def came(self) -> tuple[Cause, ...]:
-        """The findings of B that A has not."""
-        return _only_in(self.b, self.a)
+    def came(self) -> tuple[tuple[Cause, Cause | None], ...]:
+        """The findings of B that A has not, or at less than half of the cost."""
+        return () if self.is_refused else _shrunk(self.b, self.a)
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -327,11 +327,12 @@ class Comparison:
         return tuple(dict.fromkeys((*self.a.damage, *self.b.damage)))
 
 
-def _only_in(side: Side, other: Side) -> tuple[Cause, ...]:
+def _shrunk(side: Side, other: Side) -> tuple[tuple[Cause, Cause | None], ...]:
     if side.causes is None or other.causes is None:
         return ()
-    ids = {cause.id for cause in other.causes}
-    return tuple(cause for cause in side.causes if cause.id not in ids)
+    by_id = {cause.id: cause for cause in other.causes}
+    pairs = ((cause, by_id.get(cause.id)) for cause in side.causes)
+    return tuple(pair for pair in pairs if pair[1] is None or 2 * pair[1].cost_us < pair[0].cost_us)
 
 
 def compare_sides(

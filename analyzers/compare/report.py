@@ -124,8 +124,8 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "verdict": str(comparison.verdict),
         "headline": describe_verdict(comparison),
         "commands": list(list_commands(comparison)),
-        "gone": [_cause_data(cause) for cause in comparison.gone],
-        "came": [_cause_data(cause) for cause in comparison.came],
+        "gone": [_cause_data(*pair) for pair in comparison.gone],
+        "came": [_cause_data(*pair) for pair in comparison.came],
         "reasons": list(comparison.reasons),
         "confidence": comparison.confidence,
         "a": _side_data(comparison.a),
@@ -145,8 +145,11 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
     }
 
 
-def _cause_data(cause: Cause) -> dict[str, Json]:
-    return {"id": cause.id, "title": cause.title, "cost": cause.cost, "cost_us": cause.cost_us}
+def _cause_data(cause: Cause, other: Cause | None) -> dict[str, Json]:
+    other_us = None if other is None else other.cost_us
+    return {
+        "id": cause.id, "title": cause.title, "cost": cause.cost, "cost_us": cause.cost_us, "other_us": other_us
+    }  # fmt: skip
 
 
 def _side_data(side: Side) -> dict[str, Json]:
@@ -217,9 +220,11 @@ def _in_short(comparison: Comparison) -> Section | None:
         lines.append(f"The typical step: {times}{'' if verdict is None else f', {_in_words(verdict, step)}'}.")
     if comparison.verdict is not Judgement.SAME:
         least_us = SMALLEST_SHARE * abs(loop.b - loop.a) * US_PER_S if loop is not None else 0.0
-        for word, causes in (("Went away", comparison.gone), ("Came", comparison.came)):
-            shown = [cause for cause in causes if cause.cost_us >= least_us or not cause.cost_us]
-            lines += [f"{word}: {cause.title}, {cause.cost}." for cause in shown]
+        for words, pairs in ((("Went away", "Less"), comparison.gone), (("Came", "More"), comparison.came)):
+            for cause, other in pairs:
+                if cause.cost_us >= least_us or not cause.cost_us:
+                    against = "" if other is None else f", against {other.cost}"
+                    lines.append(f"{words[other is not None]}: {cause.title}, {cause.cost}{against}.")
     commands = list_commands(comparison)
     if len(commands) > 2:  # noqa: PLR2004 - each side's own
         lines.append("To be sure, run each side again with its own code, and compare all runs:")

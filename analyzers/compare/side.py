@@ -26,7 +26,7 @@ from perfscope.measures.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.measures.readings import PowerCurve, read_column
 from perfscope.measures.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.report import Json
-from perfscope.tables.columns import Float64
+from perfscope.tables.columns import Float64, present
 from perfscope.tables.run import Run
 
 BASELINE = "perfscope/baseline/1"
@@ -155,10 +155,8 @@ def _join(samples: Sequence[Samples | None]) -> Samples | None:
     stated = [sample for sample in samples if sample is not None]
     if not stated or len(stated) < len(samples):
         return None
-    planned, beside = (
-        tuple(part for sample in stated for part in getattr(sample, name)) for name in ("planned", "beside")
-    )
-    return Samples(tuple(run for sample in stated for run in sample.runs), stated[0].is_mean, planned, beside)
+    named, beside = (tuple(part for sample in stated for part in getattr(sample, name)) for name in ("named", "beside"))
+    return Samples(tuple(run for sample in stated for run in sample.runs), stated[0].is_mean, named, beside)
 
 
 def side_of_run(
@@ -209,12 +207,13 @@ def _loop(run: Run, undisturbed: UndisturbedSteps) -> tuple[Samples | None, str]
         record = record_loop(run)
     except MissingInput as missing:
         return None, missing.problem
-    steps_s, rest_s = record.step_ns / NS_PER_S, np.maximum(record.unplanned_ns, 1) / NS_PER_S
-    is_own = undisturbed.mask(record.steps)[1:] | (rest_s < steps_s)
-    planned_s, whole_s = float(np.mean(steps_s - rest_s)), float(np.mean(rest_s))
+    steps_s, rest_s = record.step_ns / NS_PER_S, np.maximum(record.unnamed_ns, 1) / NS_PER_S
+    steps = record.steps
+    is_own = (undisturbed.mask(steps) | present(steps.save_ns) | present(steps.no_grad_ns))[1:]
+    named_s, whole_s = float(np.mean(steps_s - rest_s)), float(np.mean(rest_s))
     rest_s[~is_own] = np.median(rest_s[is_own])
     beside_s = whole_s - float(np.mean(rest_s))
-    return Samples((rest_s,), is_mean=True, planned=(planned_s,), beside=(beside_s,)), ""
+    return Samples((rest_s,), is_mean=True, named=(named_s,), beside=(beside_s,)), ""
 
 
 def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[str, ...] = ()) -> Side:
@@ -350,7 +349,7 @@ class _Baseline(Struct):
     setup: TrainedSetup | None = None
     is_profiled: bool = False
     loop_s: _Runs = None
-    planned_s: tuple[float, ...] = ()
+    named_s: tuple[float, ...] = ()
     beside_s: tuple[float, ...] = ()
     causes: tuple[Cause, ...] | None = None
     command: tuple[str, ...] = ()
@@ -377,7 +376,7 @@ def to_baseline(side: Side) -> dict[str, Json]:
             setup=side.setup,
             is_profiled=side.is_profiled,
             loop_s=_lists(side.loop_s),
-            planned_s=side.loop_s.planned if side.loop_s is not None else (),
+            named_s=side.loop_s.named if side.loop_s is not None else (),
             beside_s=side.loop_s.beside if side.loop_s is not None else (),
             causes=side.causes,
             command=side.command,
@@ -443,9 +442,9 @@ def _loop_samples(data: _Baseline) -> Samples | None:
     loop_s = _samples(data.loop_s, is_mean=True)
     if loop_s is None:
         return None
-    if not len(loop_s.runs) == len(data.planned_s) == len(data.beside_s):
+    if not len(loop_s.runs) == len(data.named_s) == len(data.beside_s):
         raise ValueError("the loop has not as many values as runs")
-    return replace(loop_s, planned=data.planned_s, beside=data.beside_s)
+    return replace(loop_s, named=data.named_s, beside=data.beside_s)
 
 
 def _budget(data: _Budget) -> Budget:

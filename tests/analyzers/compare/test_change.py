@@ -113,14 +113,14 @@ def test_a_run_that_drifts_has_a_wider_interval() -> None:
     assert widths[1] > 3 * widths[0]
 
 
-def loop(values: Float64, planned: float = 0.0, beside: float = 0.0) -> Samples:
-    return Samples((values,), is_mean=True, planned=(planned,), beside=(beside,))
+def loop(values: Float64, named: float = 0.0, beside: float = 0.0) -> Samples:
+    return Samples((values,), is_mean=True, named=(named,), beside=(beside,))
 
 
-def test_what_came_by_plan_and_went_away_is_seen_where_steps_spread() -> None:
+def test_a_known_cause_that_went_away_is_seen_where_steps_spread() -> None:
     generator = np.random.default_rng(31)
     pairs = [[autoregressive(generator, 60, 0.2, 0.05) for _ in "ab"] for _ in range(100)]
-    changes = [compare_loops(loop(a, planned=0.25), loop(b)) for a, b in pairs]
+    changes = [compare_loops(loop(a, named=0.25), loop(b)) for a, b in pairs]
     assert sum(change.interval is not None and change.interval[1] < 0 for change in changes) >= 95
     assert all(change.interval is not None and change.interval[0] <= change.change for change in changes)
 
@@ -147,6 +147,6 @@ def test_a_rest_that_became_slower_hides_no_more_than_it_took() -> None:
     """Validation of a quarter went away, and all other steps became longer by as much: nothing is certain."""
     generator = np.random.default_rng(41)
     a, b = (autoregressive(generator, 60, 0.2, 0.05) for _ in "ab")
-    change = compare_loops(loop(a, planned=0.25), loop(1.25 * b))
+    change = compare_loops(loop(a, named=0.25), loop(1.25 * b))
     assert change.interval is not None
     assert holds_zero(change.interval)

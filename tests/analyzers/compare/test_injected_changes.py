@@ -9,6 +9,7 @@ import pytest
 
 from perfscope.analyzers.budget import COMMUNICATION, COMPUTE, IDLE
 from perfscope.analyzers.compare.comparison import Comparison, compare_sides
+from perfscope.analyzers.compare.report import to_sections
 from perfscope.engine.sides import read_side
 from tests.analyzers.compare.injection import (
     TRACE,
@@ -67,6 +68,10 @@ def test_a_slower_kernel_is_the_first_term_with_all_of_the_change(tmp_path: Path
     assert first.change_ns == pytest.approx(comparison.budget.change_ns, rel=0.02)
     assert comparison.budget.change_ns > 1_000_000
     assert sum(abs(term.change_ns) for term in others) <= 0.03 * first.change_ns
+    table = next(section for section in to_sections(comparison, 10) if section.title == "What the change is made of")
+    *named, rest, _, _ = table.rows
+    assert all(abs(float(str(row[4]))) >= 0.01 * comparison.budget.change_ns / 1e6 for row in named)
+    assert str(rest[0]).endswith("smaller terms")
     assert all(term.a_calls == term.b_calls for term in comparison.budget.terms)
 
 
