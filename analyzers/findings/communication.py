@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import partial
 from math import ceil
 
-from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Proof, fact
+from perfscope.analyzers.findings.finding import BY_CHANCE, Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
     DDP,
     DEEPSPEED,
@@ -47,8 +47,6 @@ _WHY_LATE = {
     LateCause.COMPUTE: Why.HOST,
     LateCause.WORK: Why.WORK,
 }
-#: A rank is late in a few steps by chance for up to this share of the time, on a host that others use, too.
-_BY_CHANCE = 0.05
 #: How a sentence goes on where only a replay tells why a rank is last.
 _BY_REPLAY = {Why.HOST: ", whose host is late by the replay", Why.DEVICE: ", whose device is slower by the replay"}
 #: What is wrong, by the rank.
@@ -275,7 +273,7 @@ def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
         return None
     why, rank = _WHY_LATE[worst.cause], worst.rank
     cost_ns = sum(late.cost_ns for _, late in known if late.rank == rank and _WHY_LATE[late.cause] is why)
-    if not worst.persistent and cost_ns < _BY_CHANCE * results.compared_ns:
+    if not worst.persistent and cost_ns < BY_CHANCE * results.compared_ns:
         return None
     cost_us = cost_ns / results.compared_steps / NS_PER_US
     loop = training.results.loop

@@ -14,6 +14,9 @@ from perfscope.report import percent
 from perfscope.result import Doc, Figures, figure
 from perfscope.units import format_seconds
 
+#: Without a rhythm steps pause, or a rank is late, by chance for up to this share, on a host that others use, too.
+BY_CHANCE = 0.05
+
 
 class Basis(StrEnum):
     """What the cost rests on."""

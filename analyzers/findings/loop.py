@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.findings.finding import Fault, Finder, fact
+from perfscope.analyzers.findings.finding import BY_CHANCE, Fault, Finder, fact
 from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
 from perfscope.analyzers.loop import Loop
 from perfscope.constants import NS_PER_S, NS_PER_US
@@ -10,8 +10,6 @@ from perfscope.measures.parts import HostPart, LifePart
 from perfscope.units import format_count
 
 _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)
-#: Without a rhythm steps pause by chance for up to this share of the loop, on a host that others use, too.
-_BY_CHANCE = 0.05
 #: What the host did in a pause, and what to try.
 _REASONS = {
     HostPart.NO_PROCESSOR: (
@@ -76,7 +74,7 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
             reason, advice = _REASONS.get(loop.pauses.host, _SLEEP)
         evidence = fact(f"{loop.pauses.in_words}{reason}.", "/loop/pauses", "s steps")
         title, place = loop.pauses.title, loop.pauses.line
-    elif loop.unknown_ns - late_ns > _BY_CHANCE * loop.loop_ns and not training.has_device:
+    elif loop.unknown_ns - late_ns > BY_CHANCE * loop.loop_ns and not training.has_device:
         lost_ns = loop.unknown_ns - late_ns
         evidence = fact(f"{lost_ns / NS_PER_S:.2f} s between steps have no known cause.", "/loop", "unknown_s")
     else:
@@ -94,7 +92,7 @@ def _lost_ns(training: TracedRun, loop: Loop, late_ns: int) -> int:
     pauses = loop.pauses
     if pauses is None:
         return 0
-    lost_ns, least = pauses.lost_ns - late_ns, _BY_CHANCE
+    lost_ns, least = pauses.lost_ns - late_ns, BY_CHANCE
     if training.has_device:
         lost_ns = min(lost_ns, loop.loop_ns - int(loop.steps * training.busy_us * NS_PER_US))
     elif pauses.period is not None:
