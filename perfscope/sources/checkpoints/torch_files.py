@@ -181,7 +181,7 @@ def _require_end(file: IO[bytes]) -> None:
     try:
         # ZipFile reads all of a directory before it states its size.
         end = vars(zipfile)["_EndRecData"](file)
-    except (*_ZIP_ERRORS, OSError) as error:
+    except _ZIP_ERRORS as error:
         raise FileDamage(f"is not a complete zip archive ({error})") from None
     if not end:
         raise FileDamage("has no end of its zip directory: it is cut off, or was still being written")
