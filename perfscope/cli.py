@@ -99,7 +99,10 @@ class CommandGroup(TyperGroup):
         """Import one command's module and wrap its function."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"perfscope.commands.{cmd_name}")
+        try:
+            module = import_module(f"perfscope.commands.{cmd_name}")
+        except EOFError:  # of a file that a full disk cut off; click would end without a word
+            raise PerfscopeError("a compiled module is cut off", hint="remove the folders __pycache__") from None
         if hasattr(module, "app"):  # a command with commands of its own
             group = typer.main.get_group(module.app)
             group.name, group.rich_help_panel = cmd_name, COMMANDS[cmd_name]

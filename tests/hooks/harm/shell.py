@@ -73,6 +73,10 @@ def run_captured(line: str, folder: Path) -> tuple[Seen, Captured]:
     return seen, captured
 
 
+#: With what `perfscope profile` ends on a terminal.
+_SCREEN = re.compile(r"(\x1b\[[\d;]*m)*Where the time went: .*?One part: --section NAME\.[^\n]*\n?", re.DOTALL)
+
+
 def _run(line: str, folder: Path, prefix: str) -> tuple[Seen, list[str]]:
     (folder / "tmp").mkdir(parents=True)
     (folder / "train.py").write_text(_TRAIN)
@@ -93,6 +97,7 @@ def _run(line: str, folder: Path, prefix: str) -> tuple[Seen, list[str]]:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     stdout, stderr = (re.sub(r"0x[0-9a-f]{12}\b", "ADDRESS", text.replace(str(folder), "HERE")) for text in output)
+    stdout = _SCREEN.sub("", stdout)
     ours = [text for text in stderr.splitlines() if text.startswith(("perfscope: ", "  hint: "))]
     others = "\n".join(text for text in stderr.splitlines() if text not in ours)
     paths = (path.relative_to(folder) for path in folder.rglob("*"))
