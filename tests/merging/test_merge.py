@@ -137,6 +137,20 @@ def test_every_event_is_there_once_and_moved_by_the_offset_of_its_rank(folder: P
     assert sum(trace["events"] for trace in merged.said["traces"]) >= len(own)
 
 
+def test_of_chosen_steps_an_arrow_is_kept_with_both_of_its_ends(merge_into: MergeInto, tmp_path: Path) -> None:
+    """The profiler draws a launch and its kernel as two events of one number; one end alone points nowhere."""
+    folder = tmp_path / "traces"
+    shutil.copytree(GLOO, folder)
+    path = sorted(folder.glob("*.json.gz"))[0]
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    step = next(event for event in document["traceEvents"] if event.get("name", "").startswith("ProfilerStep#"))
+    end = {"cat": "ac2g", "name": "ac2g", "pid": step["pid"], "tid": step["tid"], "ts": step["ts"]}
+    document["traceEvents"] += [{**end, "ph": ph, "id": number} for ph, number in (("s", 7), ("f", 7), ("s", 8))]
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    merged = merge_into(folder, "--steps", step["name"].partition("#")[2], name="arrows.json.gz")
+    assert sorted(event["ph"] for event in merged.events if event.get("cat") == "ac2g") == ["f", "s"]
+
+
 def test_a_shifted_clock_is_found(merge_into: MergeInto, tmp_path: Path) -> None:
     """Two hosts, the clock of one an hour and some nanoseconds ahead: the merged ends are where they were."""
     for name, ahead_ns in (("straight", 0), ("shifted", 3_600_000_012_345)):

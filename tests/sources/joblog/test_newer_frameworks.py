@@ -67,6 +67,18 @@ def test_a_rank_of_mmengine_that_lags_is_no_restart_and_a_restart_has_no_times_a
     assert log.copies == 78
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"), [("Saving checkpoint at 40 iterations", "save"), ("Iter(val) [ 10/10]    acc: 0.5", "evaluation")]
+)
+def test_a_mean_of_mmengine_after_a_pause_contains_it(line: str, kind: str, tmp_path: Path) -> None:
+    begin = "2023/05/24 20:17:36 - mmengine - INFO - "
+    training = [
+        f"{begin}Iter(train) [{step:4d}/4000]  lr: 1.0e-3  time: 0.5000  data_time: 0.1\n" for step in range(10, 81, 10)
+    ]
+    log = read(tmp_path, *training[:4], f"{begin}{line}\n", *training[4:])
+    assert log.iterations.disturbed.tolist() == ["", "", "", "", kind, "", "", ""]
+
+
 def test_fairseqs_validation_and_save_disturb_the_next_mean(tmp_path: Path) -> None:
     def line(updates: int, wall_s: int, words: float = 1000.0) -> str:
         return (
