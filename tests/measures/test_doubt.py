@@ -61,7 +61,7 @@ def test_an_mfu_above_the_peak_is_withheld_with_its_steps(tmp_path: Path) -> Non
 def test_the_one_liner_answers_with_doubt() -> None:
     words = ("tflops", "--size", "52B", "--gbs", 1024)
     wrong, sound = ask(*words, "--time", 1).stdout, ask(*words, "--time", 127).stdout
-    assert wrong.startswith("# Doubtful, because no GPU does it: 6815.7 TFLOPs per GPU")
+    assert wrong.startswith("# Doubtful: 6815.7 TFLOPs per GPU")
     assert "above the dense 16-bit peak" in wrong
     assert "Doubtful" not in sound
     assert answer(*words, "--time", 127)["doubts"] == []
