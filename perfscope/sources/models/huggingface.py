@@ -250,6 +250,13 @@ def _find_count(config: Config, keys: Sequence[str]) -> int | None:
     return None
 
 
+def _optional_count(config: Config, key: str, name: str) -> int | None:
+    value = config.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise UsageError(f"{name}: {key} {value!r} is no count")
+    return value
+
+
 def _require_count(config: Config, keys: Sequence[str], name: str, meaning: str) -> int:
     value = _find_count(config, keys)
     if value is None:
@@ -303,7 +310,7 @@ def _latent(config: Config, name: str) -> Latent | None:
     if config["model_type"] not in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
         return None
     return Latent(
-        q_rank=config.get("q_lora_rank"),
+        q_rank=_optional_count(config, "q_lora_rank", name),
         kv_rank=_require_count(config, ("kv_lora_rank",), name, "rank of keys and values"),
         nope_dim=_require_count(config, ("qk_nope_head_dim",), name, "query head without position"),
         rope_dim=_require_count(config, ("qk_rope_head_dim",), name, "rotary part of a head"),
@@ -319,7 +326,8 @@ def _experts(config: Config, family: Family, name: str) -> Experts | None:
     ffn = _find_count(config, ("moe_intermediate_size", *_FFN))
     if ffn is None:
         raise UsageError(f"{name}: the hidden size of an expert (moe_intermediate_size) is missing")
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * ffn
+    whole = _optional_count(config, "shared_expert_intermediate_size", name)
+    shared = whole or (_optional_count(config, "n_shared_experts", name) or 0) * ffn
     hidden = _require_count(config, _HIDDEN, name, "hidden size")
     kind = config["model_type"]
     return Experts(

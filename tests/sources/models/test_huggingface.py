@@ -189,6 +189,13 @@ def test_a_value_of_another_type_is_refused_or_read_and_never_breaks(kind: str, 
     assert refusal.startswith("config.json") or parameters[0] >= parameters[1] > 0
 
 
+@pytest.mark.parametrize("value", [-253.0, 1536.5, -1, True, "1536"])
+def test_a_rank_that_is_no_count_is_refused(value: object) -> None:
+    keys = next(keys for kind, keys, _ in BUILT_BY_TRANSFORMERS if kind == "kimi_k2")
+    with pytest.raises(UsageError, match="q_lora_rank"):
+        to_transformer({"model_type": "kimi_k2", **keys, "q_lora_rank": value}, "config.json")
+
+
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
