@@ -26,7 +26,11 @@ def test_attach_and_profile_give_the_same_count_and_keys(tmp_path: Path) -> None
     assert profile(sys.executable, SCRIPTS / "ending.py", "none", "0", cwd=tmp_path).code == 0
     attached, profiled = analysis(tmp_path / "ATTACHED"), analysis(tmp_path / "RUN")
     assert attached["results"]["steps"]["count"] == profiled["results"]["steps"]["count"] == 10
-    del attached["results"]["host"]["operators"], profiled["results"]["host"]["operators"]
+    for results in (attached["results"], profiled["results"]):
+        del results["host"]["operators"]
+        # Whether ten short steps pause, and where the thread is seen, is chance.
+        assert isinstance(results.pop("findings"), list)
+        results["loop"] = dict.fromkeys(results["loop"])
     assert keys(attached) == keys(profiled)
 
 
