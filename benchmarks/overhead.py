@@ -368,8 +368,8 @@ def measure(*, small: bool) -> dict[str, Any]:
     """What alternates inside one loop, and processes of memory."""
     on_gpu = torch.cuda.is_available()
     # On a GPU the large batch lets a step wait for the device, not for a host that other work disturbs.
-    config, batch = (SMALL, 8) if small or not on_gpu else (LARGE, 64)
-    turns, rounds = (8, 2) if small else (60, 6)
+    config, batch = (SMALL, 8) if small or not on_gpu else (LARGE, 32)
+    turns, rounds = (8, 2) if small else (40, 6)
     folder = Path(tempfile.mkdtemp())
     figures: dict[str, Any] = {"machine": machine(), "outside": {}}
     hooked = turns * 6  # steps with hooks of one comparison
@@ -399,7 +399,7 @@ def measure(*, small: bool) -> dict[str, Any]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures["memory"] = memory(1 if small else 2, ["--small"] if small else [])
-    count = "50" if on_gpu else "100" if small else "1000"
+    count = "25" if on_gpu else "100" if small else "1000"
     figures["growth"] = {
         "windows": int(count),
         "mb": child("--growth", count, "--child", "hooked"),
