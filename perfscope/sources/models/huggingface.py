@@ -49,7 +49,7 @@ class Family(NamedTuple):
 
     ``norm_vectors`` is 2 where norms have a bias, ``norms`` counts those of a layer. ``tied`` and ``head_dim`` are
     where the file does not state them. ``positions`` are extra rows of a learned position table. ``qk_norm`` is of one
-    ``head``, or ``full`` over all heads.
+    ``head``, or ``full`` over all heads, where ``has_qk_norm``.
     """
 
     gated: bool = True
@@ -62,6 +62,7 @@ class Family(NamedTuple):
     tied: bool = False
     positions: int | None = None
     qk_norm: str = ""
+    has_qk_norm: Flag = True
     mixture: bool = False
     other_norms: int = 1
     head_dim: int | None = None
@@ -121,7 +122,9 @@ FAMILIES: Mapping[str, Family] = {
     "exaone4": Family(qk_norm="head"),
     "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
     "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
-    "glm4_moe": Family(qkv_bias=("attention_bias", False), mixture=True),
+    "glm4_moe": Family(
+        qkv_bias=("attention_bias", False), mixture=True, qk_norm="head", has_qk_norm=("use_qk_norm", False)
+    ),
     "granitemoe": Family(**_ATTENTION, mixture=True),
     "hunyuan_v1_dense": Family(**_ATTENTION, qk_norm="head"),
     "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False), head_dim=128),
@@ -233,7 +236,7 @@ def _refuse_unknown_parts(config: Config, family: Family, name: str) -> None:
     if layer_types:
         raise UsageError(f"{name}: layers of type {', '.join(sorted(layer_types))} in {kind!r} are not known")
     for key in _UNKNOWN_IF_SET:
-        if config.get(key):
+        if config.get(key) and (family.has_qk_norm is True or key not in family.has_qk_norm):
             raise UsageError(f"{name}: {key} in {kind!r} is not known")
     if not family.mixture and (_find_count(config, _EXPERTS) or 0) > 1:
         raise UsageError(f"{name}: experts in {kind!r}, which has a dense MLP elsewhere, are not known")
@@ -362,7 +365,7 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
         vectors += model.hidden
     if _flag(config, family.mlp_bias):
         vectors += (model.mlp_matrices - 1) * model.ffn + model.hidden
-    if family.qk_norm:
+    if family.qk_norm and _flag(config, family.has_qk_norm):
         vectors += 2 * model.head_dim if family.qk_norm == "head" else model.query_dim + kv_dim
     if kind == "gpt_oss":
         vectors += model.heads  # attention sinks

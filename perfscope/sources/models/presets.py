@@ -10,6 +10,8 @@ from importlib.resources import files
 from perfscope.models.transformer import ModelDescription
 from perfscope.sources.models.huggingface import to_transformer
 
+_ALIASES = re.compile(r"^aliases = \[(.*)\]$", re.MULTILINE)
+
 
 @cache
 def _entries() -> dict[str, str]:
@@ -19,21 +21,31 @@ def _entries() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+@cache
+def _names() -> dict[str, str]:
+    """The name of the entry by each of its names, normalised."""
+    found = {}
+    for preset, text in _entries().items():
+        aliases = _ALIASES.search(text)
+        found |= {_normalise(name): preset for name in (preset, *re.findall(r'"(.+?)"', aliases[1] if aliases else ""))}
+    return found
+
+
+def _normalise(name: str) -> str:
+    """A name without what publishers write differently: ``LLAMA3_70B``, ``Llama 3 70B`` and ``llama3-70b`` are one."""
+    return re.sub(r"[\s_-]", "", name.lower())
+
+
 def preset_names() -> tuple[str, ...]:
     """The names, in the order of the file."""
     return tuple(_entries())
 
 
 def find_preset(name: str) -> ModelDescription | None:
-    """Look a model up by its name or an alias; None where it is not listed."""
-    key = "-".join(name.lower().replace("_", " ").split())
-    for preset, text in _entries().items():
-        if key != preset and f'"{key}"' not in text:
-            continue
-        entry = tomllib.loads(text)
-        if key == preset or key in entry.get("aliases", ()):
-            model, notes = to_transformer(entry["config"], preset)
-            return ModelDescription(
-                model, f"the preset {preset} ({entry['source']})", notes, seq_len=entry.get("seq_len")
-            )
-    return None
+    """Look a model up by its name or an alias, however it is spaced and capitalised; None where it is not listed."""
+    preset = _names().get(_normalise(name))
+    if preset is None:
+        return None
+    entry = tomllib.loads(_entries()[preset])
+    model, notes = to_transformer(entry["config"], preset)
+    return ModelDescription(model, f"the preset {preset} ({entry['source']})", notes, seq_len=entry.get("seq_len"))

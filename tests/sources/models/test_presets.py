@@ -16,6 +16,23 @@ PUBLISHED = {
     "llama3-405b": (405_853_388_800, 405_853_388_800),
     "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
     "deepseek-v3": (671_026_404_352, 37_552_282_624),
+    "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
+    "gpt-oss-120b": (116_829_156_672, 5_711_982_912),
+    "mpt-7b": (6_658_859_008, 6_658_859_008),
+    "mpt-70b": (64_862_437_376, 64_862_437_376),
+    "qwen3-32b": (32_762_123_264, 32_762_123_264),
+    "kimi-k2": (1_026_408_209_408, 32_861_477_888),
+}
+
+#: Names as tables of NVIDIA and others write them.
+WRITTEN = {
+    "DeepSeekV3": "deepseek-v3",
+    "GPT OSS 120B": "gpt-oss-120b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "LLAMA3_70B": "llama3-70b",
+    "LLAMA3.1_405B": "llama3-405b",
+    "Kimi_K2": "kimi-k2",
+    "Llama-3.1-8B": "llama3-8b",
 }
 
 
@@ -24,6 +41,13 @@ def test_named_models_have_their_published_parameters(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None
     assert (total_parameters(preset.transformer), active_parameters(preset.transformer)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_name_is_found_however_it_is_written(written: str) -> None:
+    preset = find_preset(written)
+    assert preset is not None
+    assert preset.transformer.name == WRITTEN[written]
 
 
 def test_every_name_is_a_model_that_can_be_counted() -> None:
