@@ -170,7 +170,9 @@ def _find_peak(
         missing = ", ".join(dtype for dtype in precision.by_type if dtype not in gpu.dense_tflops)
         return None, (f"No MFU: {gpu.name} has no peak in {missing}.",)
     if len(precision.by_type) == 1:
-        return peak, (f"Peak of {gpu.name} in {precision.main}: {peak:g} TFLOP/s dense ({gpu.source}).",)
+        dtype = next(iter(precision.by_type))
+        others = (f"{other[0].upper()}{other[1:]}." for other in gpu.describe_others(dtype))
+        return peak, (f"Peak of {gpu.name} in {dtype}: {peak:g} TFLOP/s dense ({gpu.source_of(dtype)}).", *others)
     peaks = {dtype: gpu.dense_tflops[dtype] for dtype in precision.by_type if dtype in gpu.dense_tflops}
     parts = ", ".join(f"{tflops:g} in {dtype}" for dtype, tflops in peaks.items())
     return peak, (

@@ -86,6 +86,10 @@ class Dtype(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    FP4 = "fp4"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
     TF32 = "tf32"
     FP32 = "fp32"
 
@@ -396,7 +400,8 @@ def resolve_peak(options: PeakOptions) -> Peak:
             (f"{describe_unlisted(options.gpu)} and there is no MFU; known: {list_gpu_names()}",) if options.gpu else ()
         )
         return Peak(None, dtype, None, "", (), warnings)
-    return Peak(gpu, dtype, gpu.peak_tflops(dtype), gpu.source, assumptions)
+    peak, others = gpu.peak_tflops(dtype), gpu.describe_others(dtype)
+    return Peak(gpu, dtype, peak, gpu.source_of(dtype), (*assumptions, *others))
 
 
 def _list_assumptions(options: PeakOptions, gpu: Gpu | None, dtype: str) -> tuple[str, ...]:

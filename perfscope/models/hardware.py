@@ -6,6 +6,7 @@ A peak belongs to one GPU and one data type. It is never guessed: an unknown GPU
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -17,7 +18,9 @@ from perfscope.errors import UsageError
 
 SPARSITY_GAIN = 2.0
 _FILE = Path(__file__).with_name("hardware.toml")
-_VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
+_COUNT_FIRST = re.compile(r"\s*(\d{1,6})(?:\s*[x\u00d7]\s*|\s+)(?=[^\W\d])", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(?:[\s-]+x|\u00d7)\s*(\d{1,6})\s*$", re.IGNORECASE)
+_MEMORY = re.compile(r"-(\d+)-?gb?$")
 
 
 class Link(NamedTuple):
@@ -36,7 +39,7 @@ class Gpu(NamedTuple):
     """One GPU model: its names, its dense peaks in TFLOP/s by data type, and their source.
 
     ``memory_bytes`` is by the datasheet; a program can see some percent more or less. ``memory_tb_s`` is the peak rate
-    of its memory.
+    of its memory. ``fp4_others`` are what other documents state of the peak of 4-bit products.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Gpu(NamedTuple):
     memory_bytes: int = 0
     link: Link | None = None
     memory_tb_s: float | None = None
+    fp4_source: str = ""
+    fp4_others: tuple[str, ...] = ()
 
     @property
     def dense_16bit_tflops(self) -> float:
@@ -61,9 +66,23 @@ class Gpu(NamedTuple):
     def peak_tflops(self, dtype: str) -> float:
         """The dense peak in one data type; UsageError where the GPU has none."""
         if dtype not in self.dense_tflops:
-            formats = ", ".join(self.dense_tflops)
-            raise UsageError(f"{self.name} has no peak in {dtype}", hint=f"it has one in {formats}")
+            needed = _document()["needs"].get(dtype)
+            reason = f": its products need {needed}" if needed else ""
+            raise UsageError(
+                f"{self.name} has no peak in {dtype}{reason}", hint=f"it has one in {', '.join(self.dense_tflops)}"
+            )
         return self.dense_tflops[dtype]
+
+    def source_of(self, dtype: str) -> str:
+        """The document of the peak in one data type."""
+        return self.fp4_source if "fp4" in dtype else self.source
+
+    def describe_others(self, dtype: str) -> tuple[str, ...]:
+        """A sentence on other documents that state another peak in this data type; empty where none does."""
+        if "fp4" not in dtype or not self.fp4_others:
+            return ()
+        stated = "; ".join(self.fp4_others)
+        return (f"documents differ on the {dtype} peak of {self.name}: {self.fp4_source}; {stated}",)
 
 
 @cache
@@ -78,11 +97,13 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
-    link = entry.get("link")
+    link, fp4, tflops = entry.get("link"), entry.get("fp4"), dict(entry["dense_tflops"])
+    if fp4:
+        tflops |= dict.fromkeys(("fp4", *fp4["formats"]), fp4["tflops"]) | {"mxfp8": tflops["fp8"]}
     return Gpu(
         name=entry["name"],
         cuda_names=tuple(entry["cuda_names"]),
-        dense_tflops=entry["dense_tflops"],
+        dense_tflops=tflops,
         source=entry["source"],
         aliases=tuple(entry.get("aliases", ())),
         memory_bytes=int(entry["memory_gb"] * GB),
@@ -90,17 +111,35 @@ def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
         if link
         else None,
         memory_tb_s=entry.get("memory_tb_s"),
+        fp4_source=entry.get("fp4_source", ""),
+        fp4_others=tuple(entry.get("fp4_others", ())),
     )
 
 
 @cache
 def lookup_gpu(name: str) -> Gpu | None:
-    """Look a GPU up by its name, an alias or its CUDA name; None where it is not listed."""
+    """Look a GPU up by its name, an alias, its CUDA name or as people write it; None where it is not listed.
+
+    >>> [lookup_gpu(name).name for name in ("DGX-GB300", "8xH100", "h100_80gb", "AMD Instinct MI300X 192GB HBM3")]
+    ['gb300', 'h100-sxm', 'h100-sxm', 'mi300x']
+    """
     key = resolve_family(name) or _normalize(name)
-    return next(
-        (gpu for gpu in gpus() if key in map(_normalize, (gpu.name, *gpu.aliases, *gpu.cuda_names))),
-        None,
-    )
+    memory = _MEMORY.search(key)
+    for gpu in gpus() if key else ():
+        names = set(map(_normalize, (gpu.name, *gpu.aliases, *gpu.cuda_names)))
+        if key in names or (memory and gpu.memory_bytes == int(memory[1]) * GB and key[: memory.start()] in names):
+            return gpu
+    return None
+
+
+def split_count(name: str) -> tuple[int | None, str]:
+    """The number in a name of several GPUs or servers, and the name of one; no number where none is stated.
+
+    >>> split_count("1280xNVIDIA GB200"), split_count("mi300x")
+    ((1280, 'NVIDIA GB200'), (None, 'mi300x'))
+    """
+    match = _COUNT_FIRST.match(name) or _COUNT_LAST.search(name)
+    return (int(match[1]), name[: match.start()] + name[match.end() :]) if match else (None, name)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -154,7 +193,5 @@ def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
 
 
 def _normalize(name: str) -> str:
-    normalized = "-".join(name.lower().replace("_", " ").split())
-    for word in _VENDOR_WORDS:
-        normalized = normalized.removeprefix(word)
-    return normalized
+    words = re.split(r"[\s_()-]+", re.sub(r"(?<=\d)\s+(?=gb)", "", split_count(name)[1].lower()))
+    return "-".join(word for word in words if word and word not in _document()["empty_words"])
