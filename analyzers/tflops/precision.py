@@ -18,6 +18,7 @@ from perfscope.analyzers.tflops.operation_counts import TracedOperations
 from perfscope.models.hardware import Gpu
 from perfscope.result import Doc, Figures, figure
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
+from perfscope.wire.model import FP4_LAYERS
 
 if TYPE_CHECKING:
     from perfscope.tables.model import Model
@@ -93,8 +94,9 @@ def read_signs(model: Model) -> tuple[str | None, str]:
     """The data type that a rank's record shows, and what shows it; why none, where it shows none."""
     signs = model.signs
     products = max(signs.products, key=lambda dtype: signs.products[dtype], default=None)
+    low = "fp4" if signs.fp8 and signs.fp8.endswith(FP4_LAYERS) else "fp8"
     evidence = (
-        ("fp8" if signs.fp8 else None, f"fp8 layers of {signs.fp8}"),
+        (low if signs.fp8 else None, f"{low} layers of {signs.fp8}"),
         (products, "the operators of a forward pass"),
         (signs.autocast, "autocast"),
         (signs.policy, "FSDP's mixed precision"),

@@ -16,7 +16,7 @@ from typing import Any
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import FIRST_LOOKS
 from perfscope.hooks.step import DEEPEST
-from perfscope.wire.model import PrecisionRecord
+from perfscope.wire.model import FP4_LAYERS, PrecisionRecord
 
 DTYPE_NAMES = {
     "torch.bfloat16": "bf16",
@@ -172,7 +172,8 @@ def _fp8_library(parts: tuple[Any, ...]) -> str | None:
     for module in (module for part in parts for module in part.modules()):
         owner = type(module)
         if owner.__module__.startswith(_TRANSFORMER_ENGINE) and getattr(module, "fp8", False) is True:
-            return "Transformer Engine"
+            recipe = type((getattr(module, "fp8_meta", None) or {}).get("recipe")).__name__
+            return f"Transformer Engine{FP4_LAYERS}" if recipe.startswith("NVFP4") else "Transformer Engine"
         if owner.__name__ in _FP8_LINEAR:
             return owner.__module__.partition(".")[0]
     return None

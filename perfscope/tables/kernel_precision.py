@@ -4,7 +4,9 @@ The rules follow the names that the libraries of matrix products give their kern
 with a letter for each operand: t bf16, h fp16, s fp32 as TF32, q and r fp8, o fp4, d fp64. One letter stands for two
 equal operands: ``nvjet_sm90_tst_...`` multiplies bf16, ``nvjet_qqtst_...`` fp8. The type of the sums comes next (s:
 fp32), then the type of the result. ``xmma`` names state operands and the type they are multiplied in:
-``f32f32_tf32f32``. CUTLASS, flash-attention, AMD's Tensile and the rest state the type as a word.
+``f32f32_tf32f32``. CUTLASS, flash-attention, AMD's Tensile and the rest state the type as a word. ``ue4m3`` and
+``ue8m0`` are scale factors of blocks. Operands of 8 and 4 bits multiply as fp8. Triton's ``matmul_ogs`` converts the
+weights to the type of the activations, its second word.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ SIXTEEN_BIT = "16-bit"
 UNNAMED = "unnamed"
 
 _PRODUCT = re.compile(
-    r"gemm|gemv|nvjet|_xmma_|tensorop|wgmma|fmha|flash|sdpa|attention_kernel|attn_fwd|attn_bwd|^Cijk_|matmul|_mm_|"
-    r"triton_tem|fprop|dgrad|wgrad|convolve|conv2d|conv_fwd|conv_bwd|grouped_mm|bmm_",
+    r"gemm|gemv|nvjet|_xmma_|tensorop|wgmma|fmha|flash|sdpa|attention_kernel|attn_fwd|attn_bwd|matmul|_mm_|"
+    r"triton_tem|fprop|dgrad|wgrad|convolve|conv2d|conv_fwd|conv_bwd|grouped_mm|bmm_|^(?:Custom_)?Cijk_",
     re.IGNORECASE,
 )
 _NO_PRODUCT = re.compile(
@@ -41,13 +43,23 @@ _XMMA_TYPES = {
     "e4m3": "fp8",
     "e5m2": "fp8",
 }
-_TENSILE = re.compile(r"^Cijk_[A-Za-z]+_[A-Za-z]+_(B8|F8|[BHSDX])")
-_TENSILE_TYPES = {"B": "bf16", "H": "fp16", "S": "fp32", "X": "tf32", "D": "fp64", "F8": "fp8", "B8": "fp8"}
+_TENSILE = re.compile(r"^(?:Custom_)?Cijk_[A-Za-z]+_[A-Za-z]+_(B8|F8|F6|F4|[BHSDX])")
+_TENSILE_TYPES = {"B": "bf16", "H": "fp16", "S": "fp32", "X": "tf32", "D": "fp64"}
+_TENSILE_TYPES |= {"F8": "fp8", "B8": "fp8", "F6": "fp6", "F4": "fp4"}
+_MATMUL_OGS = re.compile(r"matmul_ogs_[NT]{3}_\w+?x(bf16|fp16)x")
+_TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16"}
+_BY_OPERANDS = (
+    (_NVJET, _NVJET_OPERANDS),
+    (_XMMA, _XMMA_TYPES),
+    (_TENSILE, _TENSILE_TYPES),
+    (_MATMUL_OGS, _TRITON_TYPES),
+)
 _CUDNN_FLASH = re.compile(r"cudnn\w*_f16_|cudnn\w*_fort_native_sdpa")
 #: The words in the order in which they decide: bf16 contains f16, and a TF32 product has operands of f32.
 _WORDS = (
-    ("fp8", re.compile(r"e4m3|e5m2|fp8|float8|f8f8|bf8", re.IGNORECASE)),
-    ("fp4", re.compile(r"e2m1|fp4|nvf4|mxf4", re.IGNORECASE)),
+    ("fp8", re.compile(r"(?<!u)e4m3|e5m2|fp8|float8|f8f8|bf8", re.IGNORECASE)),
+    ("fp6", re.compile(r"e3m2|e2m3|fp6", re.IGNORECASE)),
+    ("fp4", re.compile(r"e2m1|fp4|nvf4|mxf4|ue4m3xf4", re.IGNORECASE)),
     ("bf16", re.compile(r"bf16|bfloat16", re.IGNORECASE)),
     ("fp16", re.compile(r"fp16|f16|half|hgemm|_h(?:884|1688|16816|161616)", re.IGNORECASE)),
     ("fp64", re.compile(r"f64|double|d884|dgemm", re.IGNORECASE)),
@@ -69,7 +81,7 @@ def product_precision(name: str) -> str | None:
     """
     if not _PRODUCT.search(name) or _NO_PRODUCT.search(name):
         return None
-    for pattern, types in ((_NVJET, _NVJET_OPERANDS), (_XMMA, _XMMA_TYPES), (_TENSILE, _TENSILE_TYPES)):
+    for pattern, types in _BY_OPERANDS:
         match = pattern.search(name)
         if match:
             return types.get(match[1], UNNAMED)

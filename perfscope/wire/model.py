@@ -37,6 +37,9 @@ class WeightRecord:
 #: Activation checkpointing that was seen in use, of which nothing states what it recomputes.
 IN_USE = "in use"
 
+#: How a record marks a library whose layers multiply in 4 bits.
+FP4_LAYERS = " in NVFP4"
+
 
 @dataclass(frozen=True)
 class PrecisionRecord:
@@ -47,7 +50,7 @@ class PrecisionRecord:
         autocast: Type of autocast where the model was called.
         policy: Type that FSDP casts parameters to before they are used.
         engine: Type that the framework's engine is configured to compute in.
-        fp8: The library whose layers computed in fp8.
+        fp8: The library whose layers computed in fp8, or in 4 bits where it ends in ``FP4_LAYERS``.
         float32: What products of fp32 are computed in on a GPU: ``tf32`` or ``fp32``.
     """
 

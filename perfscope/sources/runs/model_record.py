@@ -14,11 +14,12 @@ from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
 from perfscope.sources.runs.records import DAMAGE, read_record
 from perfscope.tables.model import Model, PrecisionSigns, Weight
-from perfscope.wire.model import ModelRecord, PrecisionRecord
+from perfscope.wire.model import FP4_LAYERS, ModelRecord, PrecisionRecord
 
 #: Modules around a layer that is recomputed, compiled or sharded; often only some layers have them.
 _WRAPPER = re.compile(r"\b(?:_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module)\.")
 _SIXTEEN_BIT = ("bf16", "fp16")
+_MEGATRON_LAYERS = {"fp4": f"Megatron{FP4_LAYERS}", "fp8": "Megatron"}
 
 
 def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | None:
@@ -68,7 +69,7 @@ def _signs(record: ModelRecord) -> PrecisionSigns:
         autocast=seen.autocast or (record.compute_dtype if record.compute_dtype in _SIXTEEN_BIT else None),
         policy=seen.policy,
         engine=seen.engine or stated,
-        fp8=seen.fp8 or ("Megatron" if arguments.get("fp8") else None),
+        fp8=seen.fp8 or next((name for option, name in _MEGATRON_LAYERS.items() if arguments.get(option)), None),
         float32=seen.float32,
     )
 

@@ -122,6 +122,8 @@ def test_layers_in_fp8_are_recognized() -> None:
     assert seen(nn.Sequential(layer)).fp8 is None
     layer.fp8 = True  # what the layer notes where it runs inside fp8_autocast
     assert seen(nn.Sequential(layer)).fp8 == "Transformer Engine"
+    layer.fp8_meta = {"recipe": type("NVFP4BlockScaling", (), {})()}
+    assert seen(nn.Sequential(layer)).fp8 == "Transformer Engine in NVFP4"
     torchao = type("Float8Linear", (nn.Linear,), {"__module__": "torchao.float8.float8_linear"})(4, 4)
     assert seen(nn.Sequential(torchao)).fp8 == "torchao"
 

@@ -43,6 +43,7 @@ from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_num
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.joblog import Disturbance
 
+_UNSET = ("None", "False", "")
 _ANCHOR = b"elapsed time per iteration (ms): "
 _TAIL = b" number of skipped iterations:   0 | number of nan iterations:   0 |"
 _NONE = b"ns:   0 "
@@ -283,7 +284,9 @@ def _checkpointing(arguments: dict[str, str], *, is_complete: bool) -> str | Non
 
 
 def _matmul_dtype(arguments: dict[str, str]) -> str | None:
-    if arguments.get("fp8", "None") not in ("None", "False", ""):
+    if arguments.get("fp4", "None") not in _UNSET:
+        return "fp4"
+    if arguments.get("fp8", "None") not in _UNSET:
         return "fp8"
     return _DTYPES.get(arguments.get("params_dtype", "").removeprefix("torch."))
 
