@@ -467,7 +467,7 @@ def _explain(
     if step is not None and step.variation is Variation.STEPS:
         notes.append(
             "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
-            "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more."
+            "runs of the same code differ. On a busy machine they differ by more."
         )
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"

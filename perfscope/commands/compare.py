@@ -46,7 +46,7 @@ BetweenRuns = Annotated[
         min=0,
         max=100,
         help="Standard deviation of the median step between runs of the same code, in percent, for sides of one run.",
-        show_default="as much as its steps spread, and 0.4",
+        show_default="0.4",
     ),
 ]
 Operators = Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")]

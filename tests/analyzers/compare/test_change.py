@@ -49,13 +49,22 @@ def test_two_percent_are_found_in_100_steps() -> None:
     assert found.count(-1) == 0
 
 
-def test_two_percent_are_not_told_from_runs_where_steps_spread_more() -> None:
-    generator = np.random.default_rng(11)
-    found = [
-        finds(autoregressive(generator, 100, 0.3, 0.01), 1.02 * autoregressive(generator, 100, 0.3, 0.01))
-        for _ in range(100)
-    ]
-    assert found.count(1) <= 10
+@pytest.mark.parametrize("steps", [20, 45, 90])
+def test_single_slow_steps_hide_no_change(steps: int) -> None:
+    """Logs of CI: steps spread 1 %, every tenth is disturbed, by up to a half, and the machine drifts a little."""
+    generator = np.random.default_rng(23)
+
+    def logged() -> Float64:
+        values = autoregressive(generator, steps, 0.3) * np.exp(np.linspace(0, generator.normal(0, 0.003), steps))
+        disturbance: Float64 = values * (1 + 0.5 * generator.random(steps) * (generator.random(steps) < 0.1))
+        return disturbance
+
+    pairs = [(logged(), logged()) for _ in range(200)]
+    answers = {change: [finds(a, b * (1 + change)) for a, b in pairs] for change in (0.0, 0.02, -0.02, 0.05, -0.05)}
+    assert answers[0.0].count(0) >= 190
+    for change, least in ((0.02, 100), (0.05, 180)):
+        assert answers[change].count(1) >= least
+        assert answers[-change].count(-1) >= least
 
 
 def test_many_steps_against_few_give_a_wide_interval() -> None:
