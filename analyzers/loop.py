@@ -38,7 +38,8 @@ _NAMED = (
     LifePart.SAVES, LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION, LifePart.COMPILATION,
     LifePart.DATA_WAIT,
 )  # fmt: skip
-_OUTSIDE = (LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.END)
+_START_UP = (LifePart.IMPORTS, LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP)
+_OUTSIDE = (*_START_UP, LifePart.END)
 #: What a step takes by itself, and what nothing explains.
 _OWN = (LifePart.STEPS, LifePart.BETWEEN)
 #: What belongs to the loop after its last step, too.
@@ -121,6 +122,14 @@ class Loop(Result, frozen=True):
     rank: Annotated[int, Doc("The rank with the longest wall time, of which the loop is shown.")]
     steps: Annotated[int, Doc("Its steps, without the first one.")]
     loop_ns: int
+    wall_ns: int
+    start: Annotated[
+        tuple[LoopPart, ...],
+        Doc(
+            "What lies before the loop: start-up, the wait for the first batch, the first step; and the compilation of "
+            "the first five steps. Shares are of the wall clock."
+        ),
+    ]
     parts: Annotated[tuple[LoopPart, ...], Doc("What the time went to; the parts add up to it. The largest first.")]
     pauses: Annotated[Pauses | None, Doc("Steps that pause; None where there are none.")]
     samples_per_s: Annotated[
@@ -140,6 +149,7 @@ class Loop(Result, frozen=True):
     unknown_ns: int
     garbage_ns: int
     s = InUnit("loop_ns", NS_PER_S, "The loop: all steps but the first, and everything between them.")
+    wall_s = InUnit("wall_ns", NS_PER_S, "The wall clock of this rank.")
     garbage_s = InUnit("garbage_ns", NS_PER_S, "Full collections of Python's garbage in it.")
     unknown_s = InUnit("unknown_ns", NS_PER_S, "Time between steps without a known cause, some pauses included.")
 
@@ -268,6 +278,8 @@ def analyze(run: Run) -> Loop:
         rank=ledger.rank,
         steps=len(steps) - 1,
         loop_ns=loop_ns,
+        wall_ns=ledger.wall_ns,
+        start=tuple(LoopPart(part, part_ns, part_ns / ledger.wall_ns) for part, part_ns in _find_start(ledger)),
         parts=tuple(LoopPart(part, part_ns, part_ns / loop_ns) for part, part_ns in largest_first),
         pauses=pauses,
         samples_per_s=rate(work.samples_per_step),
@@ -277,6 +289,15 @@ def analyze(run: Run) -> Loop:
         garbage_ns=int(garbage[1:].sum()),
         unknown_ns=int(np.maximum(ledger.by_step[LifePart.BETWEEN] - garbage, 0)[1:].sum()),
     )
+
+
+def _find_start(ledger: Ledger) -> list[tuple[LifePart, int]]:
+    """What lies before the loop, without what perfscope took there."""
+    start = {part: ledger.parts.get(part, 0) for part in (*_START_UP, LifePart.FIRST_STEP)}
+    for part, steps in ((LifePart.DATA_WAIT, 1), (LifePart.COMPILATION, _STARTING)):
+        in_loop = ledger.by_step[part][ledger.step > steps]
+        start[part] = ledger.parts.get(part, 0) - int(in_loop.sum())
+    return [(part, part_ns) for part, part_ns in start.items() if part_ns > 0]
 
 
 def _usual(steps: Steps) -> Bool:

@@ -62,7 +62,7 @@ def describe(finding: Finding) -> str:
     """A finding in one line."""
     where = f", rank {format_ranges(finding.ranks, MOST_ROWS)}" if finding.ranks else ""
     each = ""
-    if finding.saved_bytes is None:
+    if finding.saved_bytes is None and not finding.of_wall:
         low, high = (us / US_PER_MS for us in finding.interval_us)
         each = f", {finding.cost_us / US_PER_MS:.2f} ms a step ({finding.basis}: {low:.2f} to {high:.2f} ms)"
     why = f"{finding.evidence[0].text} {finding.advice}"
@@ -107,8 +107,8 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
         cause = rule.find(training)
         if cause is None:
             continue
-        if cause.saved_bytes is not None:
-            found.append((rule, _finding(rule, cause, 0.0, base_us, steps)))
+        if cause.saved_bytes is not None or cause.wall_us:
+            found.append((rule, _finding(rule, cause, cause.cost_us, cause.wall_us or base_us, steps)))
             continue
         if cause.cost_us < least_us and cause.basis is Basis.BOUND:
             continue  # no replay is needed to leave it out
@@ -130,7 +130,8 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
             if _may_be_free(training, rule, cause):
                 cause = replace(cause, interval_us=(0.0, cause.interval_us[1]))
             found.append((rule, _finding(rule, cause, cost_us, base_us, steps)))
-    return tuple(sorted((finding for _, finding in found), key=lambda finding: (-finding.cost_us, finding.id)))
+    by_cost = sorted((finding for _, finding in found), key=lambda finding: (-finding.cost_us, finding.id))
+    return tuple(sorted(by_cost, key=lambda finding: finding.of_wall))
 
 
 def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float, steps: int | None) -> Finding:
@@ -150,6 +151,7 @@ def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float, steps: 
         evidence=cause.evidence,
         advice=cause.advice,
         place=cause.place,
+        of_wall=bool(cause.wall_us),
     )
 
 

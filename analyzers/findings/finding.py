@@ -51,6 +51,7 @@ class Fault(Struct, frozen=True):
         least_us: A rest of less is what every training has.
         is_of_all_steps: Whether it was measured in steps that nobody profiled, whose parts are not known.
         saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.
+        wall_us: The wall clock over the steps of the loop, of a cause before the loop; else 0.
         title: What is wrong in this run, where that says more than the title of the rule.
         place: The function, file and line of the script, where it was seen.
     """
@@ -67,6 +68,7 @@ class Fault(Struct, frozen=True):
     is_of_all_steps: bool = False
     least_us: float = 0.0
     saved_bytes: int | None = None
+    wall_us: float = 0.0
     title: str = ""
     place: str | None = None
 
@@ -109,10 +111,13 @@ class Finding(Figures, frozen=True):
     evidence: Annotated[tuple[Proof, ...], Doc("What shows it.")]
     advice: Annotated[str, Doc("What to try, in one sentence.")]
     place: Annotated[str | None, Doc("The function, file and line of the script; None where it was not seen.")] = None
+    of_wall: Annotated[
+        bool, Doc("Whether it is before the loop; ``step_us`` is then the wall clock over its steps.")
+    ] = False
 
     @figure
     def share_of_step(self) -> float:
-        """``cost_us / step_us``: its share of the training loop."""
+        """``cost_us / step_us``: its share of the training loop, or of the wall clock."""
         return self.cost_us / self.step_us
 
     @figure
@@ -129,7 +134,8 @@ class Finding(Figures, frozen=True):
         if self.steps is None or cost_s is None:
             return f"{format_seconds(self.cost_us / US_PER_S)} ({share} of a step)"
         loop_s = self.steps * self.step_us / US_PER_S
-        return f"{format_seconds(cost_s)} of {format_seconds(loop_s)} ({share} of the loop)"
+        whole = "wall clock" if self.of_wall else "loop"
+        return f"{format_seconds(cost_s)} of {format_seconds(loop_s)} ({share} of the {whole})"
 
     @figure
     def page(self) -> str:

@@ -5,10 +5,33 @@ from __future__ import annotations
 from perfscope.analyzers.findings.finding import BY_CHANCE, Fault, Finder, fact
 from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
 from perfscope.analyzers.loop import Loop
-from perfscope.constants import NS_PER_S, NS_PER_US
+from perfscope.constants import NS_PER_S, NS_PER_US, US_PER_S
 from perfscope.measures.parts import HostPart, LifePart
-from perfscope.units import format_count
+from perfscope.units import format_count, format_seconds
 
+#: What lies before the loop is a finding where it takes longer than a usual start, and enough of the wall clock.
+_USUAL_START_S, _LEAST_OF_WALL = 30.0, 0.02
+_PREPARE = "Prepare data once, and store the result; build and load the model on its device."
+#: The parts of a start, what a long one is called, and what to try by the largest part.
+_STARTS: tuple[tuple[str, dict[LifePart, str]], ...] = (
+    (
+        "Long start-up",
+        {
+            LifePart.IMPORTS: "`python -X importtime` names the imports that take long.",
+            LifePart.SET_UP: _PREPARE,
+            LifePart.BEFORE_FIRST_STEP: f"{_PREPARE} Ranks wait here for the last one, too.",
+            LifePart.DATA_WAIT: f"{_PREPARE} Try fewer workers of the DataLoader.",
+        },
+    ),
+    (
+        "Long first step",
+        {LifePart.FIRST_STEP: "Move what the script does once out of it; keep caches of kernels between runs."},
+    ),
+    (
+        "Long compilation at the start",
+        {LifePart.COMPILATION: "Keep `TORCHINDUCTOR_CACHE_DIR` between runs; compile one block in place of the model."},
+    ),
+)
 _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)
 #: What the host did in a pause, and what to try.
 _REASONS = {
@@ -100,7 +123,26 @@ def _lost_ns(training: TracedRun, loop: Loop, late_ns: int) -> int:
     return lost_ns if lost_ns > least * loop.loop_ns else 0
 
 
+def find_long_start(training: TracedRun) -> Fault | None:
+    """Start-up, the first step, or compilation takes long: the longest of them, beside the loop."""
+    loop = training.results.loop
+    if loop is None:
+        return None
+    spent_s = {row.part: row.s for row in loop.start}
+    title, advice = max(_STARTS, key=lambda start: sum(spent_s.get(part, 0.0) for part in start[1]))
+    start_s = sum(spent_s.get(part, 0.0) for part in advice)
+    if start_s < max(_USUAL_START_S, _LEAST_OF_WALL * loop.wall_s):
+        return None
+    rows = sorted((row for row in loop.start if row.s > BY_CHANCE * start_s), key=lambda row: -row.ns)
+    parts = "; ".join(f"{format_seconds(row.s)} {row.part.label}" for row in rows)
+    evidence = fact(f"Before the loop: {parts}.", "/loop", "start wall_s")
+    cost_us, wall_us = (seconds * US_PER_S / loop.steps for seconds in (start_s, loop.wall_s))
+    what = max(advice, key=lambda part: spent_s.get(part, 0.0))
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice[what], wall_us=wall_us, title=title)
+
+
 RULES = (
+    Finder("long_start", "Long start", (StepPart.OUTSIDE,), find_long_start),
     Finder("evaluation", "Evaluation", (StepPart.OUTSIDE,), find_evaluation),
     Finder("pauses", "Pauses in some steps", (StepPart.OUTSIDE,), find_some_pauses),
 )

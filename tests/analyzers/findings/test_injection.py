@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks.injected_faults import find
 from perfscope.analyzers.findings import Findings
+from perfscope.constants import NS_PER_S
 from tests.conftest import ROOT
 
 RECORDED = ROOT / "fixtures" / "findings"
@@ -94,3 +97,29 @@ def test_costs_of_all_findings_fit_into_a_step(case: dict[str, str]) -> None:
         low, high = finding.interval_us
         assert 0 <= low <= finding.cost_us <= high
     assert [finding.cost_us for finding in found] == sorted((finding.cost_us for finding in found), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("begun_s", "compiled_s", "title"),
+    [(40, 0, "Long start-up"), (0, 40, "Long compilation at the start"), (20, 20, "")],
+)
+def test_a_start_is_a_finding_from_half_a_minute_on(begun_s: int, compiled_s: int, title: str, tmp_path: Path) -> None:
+    """A run on an H200, whose process began earlier, or compiled before its first step."""
+    run = tmp_path / "run"
+    shutil.copytree(RECORDED / "h200" / "clean", run)
+    rank, steps = (run / "ranks" / "00000" / name for name in ("rank.json", "steps.jsonl"))
+    record = json.loads(rank.read_text())
+    first_ns = record["torch_loaded_ns"]
+    for moment in ("started_ns", "torch_loaded_ns", "hooked_ns"):
+        record[moment] -= (compiled_s + begun_s * (moment == "started_ns")) * NS_PER_S
+    rank.write_text(json.dumps(record))
+    row, _, others = steps.read_text().partition("\n")
+    spans = [["compilation", first_ns - compiled_s * NS_PER_S, first_ns, 0]] if compiled_s else []
+    first_step = json.loads(row)
+    steps.write_text(json.dumps({**first_step, "spans": spans + first_step["spans"]}) + "\n" + others)
+    found = find(run).findings
+    assert [finding.title for finding in found] == [title] * bool(title)
+    for finding in found:
+        assert (finding.id, finding.of_wall) == ("long_start", True)
+        assert finding.cost_s == pytest.approx(compiled_s or begun_s + 7.5, rel=0.01)  # it took 7.5 s before
+        assert "of the wall clock" in finding.cost
