@@ -72,6 +72,7 @@ class Pauses(Figures, frozen=True):
     line: Annotated[
         str | None, Doc("Where the training thread was in most of that time; None where it was not seen there.")
     ]
+    calls: Annotated[str, Doc("The library's function that this line calls; empty where it calls none.")]
     usual_s = InUnit("usual_ns", NS_PER_S, "The median of the other steps.")
     each_s = InUnit("each_ns", NS_PER_S, "The median pause.")
     s = InUnit("lost_ns", NS_PER_S, "All pauses, without what shorter steps make up for.")
@@ -96,12 +97,14 @@ class Pauses(Figures, frozen=True):
         if self.period is not None:
             when = f"every {_ordinal(self.period)} step ({count})"
         line = f", in {self.line}" if self.line is not None else ""
+        line += f", which calls {self.calls}" if self.calls else ""
         return f"Pauses {where} of {format_seconds(self.each_s)} in {when}{line}"
 
 
 class SeenLine(Figures, frozen=True):
     """A line of the script where the training thread was seen, ten times a second, of the usual steps."""
 
+    rank: Annotated[int, Doc("The rank.")]
     place: Annotated[str, Doc("The innermost function of the script, its file and line.")]
     calls: Annotated[str, Doc("The library's function that it called; empty where it ran itself, or slept.")]
     share: Annotated[float, Doc("In how many of the looks into usual steps it was there.")]
@@ -141,7 +144,8 @@ class Loop(Result, frozen=True):
     ]
     tokens_per_s: Annotated[float | None, Doc("Tokens likewise.")]
     lines: Annotated[
-        tuple[SeenLine, ...], Doc("Where the training thread was seen in usual steps; the most frequent first.")
+        tuple[SeenLine, ...],
+        Doc("Where the training thread was seen in usual steps, by rank; of each the eight most frequent ones."),
     ]
     unusual_steps: Annotated[
         tuple[int, ...], Doc("Profiled steps with a save, a validation or a pause: they say nothing of other steps.")
@@ -191,7 +195,8 @@ class Loop(Result, frozen=True):
         parts, lines = self.TABLES
         loop = parts.section(self.parts, notes, totals=[("all", self.s, 100.0)])
         note = "The thread was looked at ten times a second; shares are of the looks into usual steps."
-        return (loop, lines.section(self.lines[:_MOST_SHOWN], [note])) if self.lines else (loop,)
+        own = [line for line in self.lines if line.rank == self.rank]
+        return (loop, lines.section(own, [note])) if own else (loop,)
 
 
 def _ordinal(number: int) -> str:
@@ -266,7 +271,6 @@ def analyze(run: Run) -> Loop:
     ledger, steps, pauses = record.ledger, record.steps, record.pauses
     times = {part: int(part_ns.sum()) for part, part_ns in record.times.items()}
     loop_ns, garbage = sum(times.values()), np.ma.filled(steps.garbage_ns, 0)
-    seen = run.places.get(ledger.rank)
     outside_ns = sum(ledger.parts.get(part, 0) for part in _OUTSIDE)
     whole_s, work = (ledger.wall_ns - outside_ns) / NS_PER_S, step_times.analyze(run)
 
@@ -284,7 +288,7 @@ def analyze(run: Run) -> Loop:
         pauses=pauses,
         samples_per_s=rate(work.samples_per_step),
         tokens_per_s=rate(work.tokens_per_step),
-        lines=_list_lines(seen.places if seen is not None else ()),
+        lines=tuple(line for rank, seen in sorted(run.places.items()) for line in _list_lines(rank, seen.places)),
         unusual_steps=_unusual_steps(steps, pauses),
         garbage_ns=int(garbage[1:].sum()),
         unknown_ns=int(np.maximum(ledger.by_step[LifePart.BETWEEN] - garbage, 0)[1:].sum()),
@@ -339,6 +343,7 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
     if lost <= 0:
         return None
     numbers = steps.step[pauses]
+    line = _find_line(places, typical / (typical + int(np.median(over))))
     return Pauses(
         steps=tuple(numbers.tolist()),
         period=period,
@@ -347,7 +352,8 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
         each_ns=int(np.median(over)),
         lost_ns=lost,
         host=_main_part(steps, numbers, steps.step[is_settled & ~pauses]),
-        line=_find_line(places, typical / (typical + int(np.median(over)))),
+        line=None if line is None else line.name,
+        calls="" if line is None else line.calls,
     )
 
 
@@ -358,15 +364,13 @@ def _pausing(numbers: Int64, times: Int64, is_settled: Bool) -> Bool:
     return pauses
 
 
-def _list_lines(places: Sequence[Place]) -> tuple[SeenLine, ...]:
+def _list_lines(rank: int, places: Sequence[Place]) -> list[SeenLine]:
     looks = sum(place.usual for place in places)
     seen = sorted((place for place in places if place.usual and place.function), key=lambda place: -place.usual)
-    return tuple(
-        SeenLine(f"{place.function} ({place.file}:{place.line})", place.calls, place.usual / looks) for place in seen
-    )
+    return [SeenLine(rank, place.name, place.calls, place.usual / looks) for place in seen[:_MOST_SHOWN]]
 
 
-def _find_line(places: Sequence[Place], usual_share: float) -> str | None:
+def _find_line(places: Sequence[Place], usual_share: float) -> Place | None:
     """The line where the training thread was in long steps, and not in others, for most of their excess.
 
     Args:
@@ -378,10 +382,7 @@ def _find_line(places: Sequence[Place], usual_share: float) -> str | None:
         return None
     over = {place: place.long - usual_share * long * place.usual / usual for place in places}
     most = max(over, key=lambda place: over[place])
-    if not most.function or 2 * over[most] < (1 - usual_share) * long:
-        return None
-    calls = f", which calls {most.calls}" if most.calls else ""
-    return f"{most.function} ({most.file}:{most.line}){calls}"
+    return most if most.function and 2 * over[most] >= (1 - usual_share) * long else None
 
 
 def _unusual_steps(steps: Steps, pauses: Pauses | None) -> tuple[int, ...]:

@@ -254,8 +254,13 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     return why, Fault(
         cost_us, (0.0, cost_us), (straggler,), (evidence,), _straggler_advice(training, why),
         scenario=_SCENARIOS.get(why, "").format(straggler),
-        title=_title(why, straggler, cost_us),
+        title=_title(why, straggler, cost_us), place=_find_late_line(training, straggler) if why is Why.HOST else None,
     )  # fmt: skip
+
+
+def _find_late_line(training: TracedRun, rank: int) -> str | None:
+    late = training.results.late_ranks.late if training.results.late_ranks is not None else ()
+    return next((entry.line for entry in late if entry.rank == rank), None)
 
 
 def _title(why: Why, rank: int, cost_us: float) -> str:
@@ -286,7 +291,7 @@ def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
     )
     return why, Fault(
         cost_us, (0.0, cost_us), (rank,), (evidence,), _straggler_advice(training, why), is_of_all_steps=True,
-        title=_title(why, rank, cost_us), place=pauses.line if pauses is not None else None,
+        title=_title(why, rank, cost_us), place=worst.line,
     )  # fmt: skip
 
 

@@ -312,7 +312,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         least_us = _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host)
         if cost_us < least_us:
             return None
-        line = _find_busy_line(training)
+        line = _find_busy_line(training, rank.rank)
         seen_place = line.place if line is not None else None
         seen = f": the training thread is in {line.place} for {line.share:.0%} of the time" if line is not None else ""
         text = f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step{seen}."
@@ -335,10 +335,11 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     return Fault(cost_us, interval, rank.ranks, tuple(evidence), advice, least_us=least_us, place=seen_place)
 
 
-def _find_busy_line(training: TracedRun) -> SeenLine | None:
-    """The line of the script that calls no framework and where the training thread is most often."""
+def _find_busy_line(training: TracedRun, rank: int | None) -> SeenLine | None:
+    """The line of the script that calls no framework and where the training thread of a rank is most often."""
     lines = training.results.loop.lines if training.results.loop is not None else ()
-    return next((line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= _BUSY_LINE), None)
+    busy = (line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= _BUSY_LINE)
+    return next((line for line in busy if line.rank == rank), None)
 
 
 def _pause_us(rank: MeanStep) -> float:

@@ -37,7 +37,7 @@ _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATIO
 _REASONS = {
     HostPart.NO_PROCESSOR: (
         ", because other threads or processes had the processor",
-        "Look for what else runs on this host, and for fewer threads of the DataLoader's workers.",
+        "Look for what else runs on this host; give the DataLoader fewer workers, and libraries fewer threads.",
     ),
     HostPart.COMPUTE: (
         ", in which the training thread computed",

@@ -286,6 +286,9 @@ class Lateness(Figures, frozen=True, kw_only=True):
         default_factory=dict
     )
     detail: Annotated[str | None, Doc("What else is known of the cause.")] = None
+    line: Annotated[
+        str | None, Doc("Where its training thread was, and the other ranks' were not; None if unseen.")
+    ] = None
 
 
 def _cause_of(part: HostPart) -> LateCause:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, Result, Ta
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges
+from perfscope.wire.places import Place
 
 
 def _count(steps: int) -> str:
@@ -209,7 +211,12 @@ def analyze(run: Run) -> LateRanks:
         lateness = find_lateness(parts, excesses)
     late = [*lateness, *find_slow_devices(devices.paces, tables)]
     compared_ns = 0 if parts is None else int(parts.total_ns.max(axis=0).sum())
-    late = [replace(entry, share=entry.cost_ns / compared_ns if compared_ns else None) for entry in late]
+    looks = {rank: _share_looks(seen.places) for rank, seen in run.places.items()}
+    shares = [entry.cost_ns / compared_ns if compared_ns else None for entry in late]
+    late = [
+        replace(entry, share=share, line=_find_line(looks, entry.rank, share or 0.0))
+        for entry, share in zip(late, shares, strict=True)
+    ]
     return LateRanks(
         late=tuple(sorted(late, key=lambda late: -late.cost_ns)),
         ranks=() if parts is None else _host_steps(parts),
@@ -219,6 +226,27 @@ def analyze(run: Run) -> LateRanks:
         has_stages=has_stages,
         unseen=devices.unseen,
     )
+
+
+def _share_looks(places: Sequence[Place]) -> dict[str, float]:
+    looks = sum(place.usual + place.long for place in places)
+    seen: Counter[str] = Counter()
+    for place in places:
+        if place.function:
+            seen[place.name] += place.usual + place.long
+    return {name: count / looks for name, count in seen.items()}
+
+
+def _find_line(looks: Mapping[int, Mapping[str, float]], rank: int | None, share: float) -> str | None:
+    """The line where the training thread of a rank is more often than those of others, for most of its lateness."""
+    if rank not in looks or len(looks) == 1:
+        return None
+    others = [seen for other, seen in looks.items() if other != rank]
+    over = {
+        name: mine - sum(seen.get(name, 0.0) for seen in others) / len(others) for name, mine in looks[rank].items()
+    }
+    line = max(over, key=lambda name: over[name], default=None)
+    return line if line is not None and 2 * over[line] > share else None
 
 
 def _host_steps(parts: ComparedSteps) -> tuple[HostSteps, ...]:

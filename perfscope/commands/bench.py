@@ -185,7 +185,8 @@ def _require_file(path: Path) -> Path:
 
 
 def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
-    _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
+    rows, each = format_count(len(plan.variants), "row"), format_count(plan.repetitions, "training")
+    _tell(f"{rows}, {each} each, into {plan.folder}")
     finished = [measurement for measurement in read_rows(plan.folder) if measurement.reason is None]
     code = ExitCode.OK
     notes = []

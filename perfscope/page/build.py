@@ -58,8 +58,9 @@ def _card(finding: Finding, index: int) -> str:
         )
     else:
         cost = _cost_in_time(finding, pointer)
+    title = finding.title + (f", in {finding.place}" if finding.place is not None else "")
     return (
-        f"<li><h3>{clean(finding.title)}</h3>{cost}"
+        f"<li><h3>{clean(title)}</h3>{cost}"
         f'<p class="advice">{with_code(finding.advice)}</p><ul class="evidence">{evidence}</ul>'
         f'<p class="faint">{between}{clean(str(finding.basis))}, '
         f"{ranks}</p>{_explain(finding)}</li>"
@@ -68,9 +69,11 @@ def _card(finding: Finding, index: int) -> str:
 
 def _cost_in_time(finding: Finding, pointer: str) -> str:
     share = percent(finding.share_of_step) or 0.0
+    price, _, shown = finding.cost.rpartition(" (")
+    number, sign, whole = shown.removesuffix(")").partition(" %")
     return (
         f'<p class="cost"><strong data-pointer="{pointer}/share_of_step" data-value="{finding.share_of_step!r}">'
-        f"{share:.1f} %</strong> <span{_point_to_cost(finding, pointer)}>{clean(finding.cost)}</span>"
+        f"{number}{sign}</strong> <span{_point_to_cost(finding, pointer)}>{whole.strip()}: {clean(price)}</span>"
         '<svg class="share" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
         '<rect width="100" height="4"/>'
         f'<rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'

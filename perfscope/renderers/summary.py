@@ -14,12 +14,13 @@ MOST_FINDINGS = 3
 REST = "the rest"
 #: Parts of the wall clock that a line names; what else there is, is the rest.
 _MOST_PARTS = 5
+#: What is 0.0 % is left out.
+_LEAST_SHARE = 0.0005
 #: Parts of the wall clock as people say them; others have their own label.
 _WALL_PARTS = {
     "imports": "start-up",
     "set_up": "start-up",
     "before_first_step": "start-up",
-    "first_step": "steps",
     "window_steps": "steps",
     "validation": "evaluation",
     "validation_data_wait": "evaluation",
@@ -42,7 +43,7 @@ _PARTS = (
     ("exposed_copy_us", "exposed copies"),
     ("exposed_data_loading_us", "data loading"),
     ("idle_us", "idle"),
-    ("other_us", "other"),
+    ("other_us", "outside of PyTorch"),
 )
 
 
@@ -140,7 +141,7 @@ def wall_parts(clock: Mapping[str, Any]) -> list[tuple[float, str]]:
     for part in clock["parts"]:
         label = _WALL_PARTS.get(part["part"], part["label"])
         shares[label] = shares.get(label, 0.0) + part["share"]
-    parts = sorted(((share, label) for label, share in shares.items() if share), reverse=True)
+    parts = sorted(((share, label) for label, share in shares.items() if share >= _LEAST_SHARE), reverse=True)
     rest = parts[_MOST_PARTS - 1 :]
     return [*parts[: _MOST_PARTS - 1], (sum(share for share, _ in rest), REST)] if len(rest) > 1 else parts
 

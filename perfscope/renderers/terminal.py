@@ -44,8 +44,6 @@ _OF_COMPARISONS = ("Figures", "Limits", "What the change is made of", "Verdicts"
 #: Of the parts of the wall clock, the largest first.
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan")
 _FAINT_PART = "bright_black"
-#: Rows of a finding.
-_FINDING_ROWS = 3
 #: Columns of the bar, of the names and the numbers of a comparison, and of a column of texts, which wrap.
 _BAR, _NAME, _NUMBER, _NARROWEST_TEXT = 72, 23, 10, 12
 #: Between columns: one blank of a cell, one of the box.
@@ -56,9 +54,9 @@ def render_screen(report: Report, terminal: Terminal) -> str:
     """Write what matters most in at most ``terminal.height`` lines; a report without a screen in full."""
     console = _console_of(terminal)
     lines: list[Text] = []
-    match str(report.data.get("schema")):
+    match schema := str(report.data.get("schema")):
         case "perfscope/analysis/1":
-            lines += _draw_analysis(report.data, console)
+            lines += _draw_analysis(report.data, console, MOST_FINDINGS)
         case "perfscope/analyses/1":
             lines += map(_draw_run, report.data["analyses"])  # type: ignore[arg-type]  # they are objects
         case "perfscope/comparison/1" | "perfscope/comparisons/1":
@@ -77,6 +75,9 @@ def render_screen(report: Report, terminal: Terminal) -> str:
     end += _wrap(_plain(f"Page: {report.page}"), console) if report.page else []
     end += _wrap(_plain(_describe_more(report), _FAINT), console)
     room = terminal.height - len(top) - len(end)
+    for most in range(MOST_FINDINGS - 1, 0, -1):
+        if len(lines) > room and schema == "perfscope/analysis/1":
+            lines = list(_draw_analysis(report.data, console, most))
     if len(lines) > room:
         lines = [*lines[: room - 1], _plain(f"... and {format_count(len(lines) - room + 1, 'more line')}", _FAINT)]
     for line in (*top, *lines, *end):
@@ -93,15 +94,16 @@ def _describe_more(report: Report) -> str:
     return "Everything: --format md. One part: --section NAME."
 
 
-def _draw_analysis(analysis: Mapping[str, Any], console: Console) -> Iterator[Text]:
-    """The findings with their price, place and advice, a bar of the wall clock, the steps and the throughput."""
+def _draw_analysis(analysis: Mapping[str, Any], console: Console, most: int) -> Iterator[Text]:
+    """The findings, of some the advice, too, a bar of the wall clock, the steps and the throughput."""
     results = analysis["results"]
     findings = results.get("findings")
     for number, finding in enumerate((findings or ())[:MOST_FINDINGS], 1):
         style = _DOUBT if number > 1 else f"bold {_DOUBT}"
-        yield from _wrap(_plain(f"{number}. {name_finding(finding)}", style), console)
+        yield from _wrap(_plain(f"{number}. {name_finding(finding)}", style), console, None)
         why = f"{finding['evidence'][0]['text']} {finding['advice']}".replace("`", "")
-        yield from _wrap(_plain(why), console, _FINDING_ROWS, indent="   ")
+        if number <= most:
+            yield from _wrap(_plain(why), console, None, indent="   ")
     if findings is not None and len(findings) > MOST_FINDINGS:
         yield _plain(f"{len(findings) - MOST_FINDINGS} more: --section findings", _FAINT)
     elif findings is not None and not findings:
@@ -111,7 +113,7 @@ def _draw_analysis(analysis: Mapping[str, Any], console: Console) -> Iterator[Te
     if (shares := describe_shares(results)) is not None:
         yield from _wrap(_plain(shares), console)
     if (steps := results.get("steps")) is not None:
-        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console, _FINDING_ROWS)
+        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console, None)
     for line in describe_doubts(analysis):
         yield from _wrap(_plain(line, _DOUBT), console)
 
@@ -243,8 +245,9 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(to_line(text), style)
 
 
-def _wrap(line: Text, console: Console, most: int = 2, *, indent: str = "") -> list[Text]:
-    """At most so many rows of a long line, all but the first one further indented; the last shows where it is cut."""
+def _wrap(line: Text, console: Console, most: int | None = 2, *, indent: str = "") -> list[Text]:
+    """So many rows of a long line, all but the first one further indented; the last shows where it is cut."""
+    most = most or len(line)
     rows = line.wrap(console, console.width - 3 - len(indent)) or [line]
     first, *following = (Text(indent).append_text(row) for row in rows)
     cut, following = following[most - 1 :], [Text("  ").append_text(row) for row in following[: most - 1]]

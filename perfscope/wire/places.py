@@ -24,6 +24,12 @@ class Place:
     usual: int
     long: int
 
+    @property
+    def name(self) -> str:
+        """The file and line, with the function where it is in one."""
+        line = f"{self.file}:{self.line}"
+        return line if self.function == "<module>" else f"{self.function} ({line})"
+
 
 @dataclass(frozen=True)
 class PlacesRecord:

@@ -198,7 +198,7 @@ def draw_loop(loop: Loop) -> tuple[PageFigure, ...]:
     times = [[row.s for row in loop.parts]]
     figures = (draw_bars("Time of the training loop", "s", [rank_name(loop.rank)], times, parts),)
     seen: dict[str, float] = {}
-    for line in loop.lines:
+    for line in (line for line in loop.lines if line.rank == loop.rank):
         seen[line.place] = seen.get(line.place, 0.0) + line.share
     if not seen:
         return figures

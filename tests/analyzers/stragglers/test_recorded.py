@@ -37,3 +37,10 @@ def test_the_answer_says_whether_that_was_in_most_steps(when: str) -> None:
     for row in rows:
         named = [late for late in analyze(read_run(kept_run(FIXTURES / row["run"]))).late if late.cause == row["cause"]]
         assert (when == "most") in {late.persistent for late in named}, row["run"]
+
+
+@pytest.mark.parametrize("fault", ["pause_5", "pause_each"])
+def test_the_line_of_a_late_rank_is_that_where_the_others_are_not(fault: str) -> None:
+    run = read_run(kept_run(FIXTURES.parent / "findings" / "loop" / f"ddp_rank_{fault}"))
+    (late,) = analyze(run).late
+    assert (late.rank, late.line) == (1, "Loop.pause (tests/scripts/faults.py:194)")
