@@ -140,7 +140,7 @@ class StepInputs(NamedTuple):
 class ModelChoice(NamedTuple):
     """The model that a command is about; without dimensions where only a size was typed.
 
-    ``active_parameters`` are those that a token uses; ``seq_len`` is of the model's pre-training.
+    ``active_parameters`` are those that a token uses; ``seq_len`` and ``mtp_layers`` are of the model's pre-training.
     """
 
     active_parameters: int
@@ -149,6 +149,7 @@ class ModelChoice(NamedTuple):
     origin: str
     notes: tuple[str, ...] = ()
     seq_len: int | None = None
+    mtp_layers: int = 0
 
 
 def choose_model(options: ModelOptions, seq_len: int) -> ModelChoice:

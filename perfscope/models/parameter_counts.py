@@ -34,8 +34,8 @@ def position_parameters(model: Transformer) -> int:
 
 def layer_weights(model: Transformer, routed: int) -> int:
     """Weights of all layers with ``routed`` experts of each mixture; without norms and biases."""
-    dense_layers = model.layers - model.expert_layers
-    weights = model.layers * attention_weights(model) + dense_layers * dense_mlp_weights(model)
+    weights = model.full_layers * attention_weights(model) + model.dense_layers * dense_mlp_weights(model)
+    weights += sum(mixer.layers * mixer.weights for mixer in model.mixers)
     if model.experts:
         weights += model.expert_layers * expert_mlp_weights(model, routed)
     return weights
@@ -43,6 +43,8 @@ def layer_weights(model: Transformer, routed: int) -> int:
 
 def attention_weights(model: Transformer) -> int:
     """Weights of one layer's attention: queries, keys, values and the output projection."""
+    if model.projections is not None:
+        return model.projections
     latent = model.latent
     if latent is None:
         kv_dim = model.kv_heads * model.head_dim
@@ -63,8 +65,15 @@ def expert_mlp_weights(model: Transformer, routed: int) -> int:
     """Weights of one layer's mixture: ``routed`` experts, the shared experts and the router."""
     experts = model.experts
     assert experts is not None
-    ffn = routed * experts.ffn + experts.shared_ffn
-    return model.mlp_matrices * model.hidden * ffn + model.hidden * experts.routed
+    width = experts.latent or model.hidden
+    latent = 2 * model.hidden * experts.latent if experts.latent else 0
+    ffn = model.mlp_matrices * (width * routed * experts.ffn + model.hidden * experts.shared_ffn)
+    return ffn + latent + router_weights(model)
+
+
+def router_weights(model: Transformer) -> int:
+    """Weights of one layer's router."""
+    return model.hidden * model.experts.routed if model.experts else 0
 
 
 def bigscience_parameters(layers: int, hidden: int, vocabulary: int, seq_len: int) -> int:
@@ -78,7 +87,8 @@ def bigscience_parameters(layers: int, hidden: int, vocabulary: int, seq_len: in
 
 def _count_parameters(model: Transformer, routed: int) -> int:
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
-    vectors = model.layers * model.layer_vectors + model.expert_layers * _expert_vectors(model, routed)
+    vectors = model.full_layers * model.layer_vectors + sum(mixer.layers * mixer.vectors for mixer in model.mixers)
+    vectors += model.expert_layers * _expert_vectors(model, routed)
     return layer_weights(model, routed) + _mtp_parameters(model, routed) + tables + vectors + model.other_vectors
 
 
@@ -89,7 +99,12 @@ def _mtp_parameters(model: Transformer, routed: int) -> int:
     """
     mlp = expert_mlp_weights(model, routed) if model.experts else dense_mlp_weights(model)
     layer = attention_weights(model) + mlp + model.layer_vectors + _expert_vectors(model, routed)
-    return model.mtp_layers * (layer + 2 * model.hidden**2 + 3 * model.hidden)
+    return model.mtp_layers * (layer + 2 * model.hidden**2 + 3 * model.hidden + joining_parameters(model))
+
+
+def joining_parameters(model: Transformer) -> int:
+    """Parameters that join the residual streams to one, of the model and of each prediction module."""
+    return model.streams * (model.streams * model.hidden + 1) + 1 if model.streams > 1 else 0
 
 
 def _expert_vectors(model: Transformer, routed: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 from perfscope.errors import UsageError
@@ -25,8 +26,8 @@ class Experts(NamedTuple):
     """A mixture of experts in place of some layers' MLP.
 
     ``routed`` and ``active`` (top-k) are experts of a layer; ``ffn`` is of one routed expert, ``shared_ffn`` of all
-    shared ones together. ``vectors`` are biases of one routed expert, ``layer_vectors`` those of the router and shared
-    experts.
+    shared ones together. ``latent`` is the width of routed experts' inputs where it is not the hidden size (LatentMoE).
+    ``vectors`` are biases of one routed expert, ``layer_vectors`` those of the router and shared experts.
     """
 
     routed: int
@@ -36,6 +37,40 @@ class Experts(NamedTuple):
     layers: int
     vectors: int = 0
     layer_vectors: int = 0
+    latent: int | None = None
+
+
+class Mixing(StrEnum):
+    """How a layer mixes tokens where it has no attention over all earlier tokens."""
+
+    WINDOW = "sliding window"
+    CHUNK = "attention in chunks"
+    COMPRESSED = "compressed attention"
+    DELTA = "gated delta rule"
+    MAMBA = "Mamba-2"
+    NONE = "an MLP alone"
+
+
+class Mixer(NamedTuple):
+    """The layers that mix tokens in one way, beside those with attention over the whole sequence.
+
+    ``weights`` of matrices and convolutions are of one layer's mixing; ``vectors`` are all its norms and biases.
+    ``window`` is in tokens. ``ratio`` tokens share a compressed key, none where that is 0; a query meets ``top_k`` of
+    these keys, or all of them, found by scores of ``indexer`` dimensions. A recurrent state has ``width`` x ``state``
+    elements, behind convolutions with ``convolution`` weights.
+    """
+
+    kind: Mixing
+    layers: int
+    weights: int
+    vectors: int
+    window: int = 0
+    ratio: int = 0
+    top_k: int = 0
+    indexer: int = 0
+    width: int = 0
+    state: int = 0
+    convolution: int = 0
 
 
 class Transformer(NamedTuple):
@@ -44,7 +79,10 @@ class Transformer(NamedTuple):
     ``ffn`` is of a dense MLP, with 3 matrices where it has a gate. ``positions`` are learned, 0 for rotary or ALiBi.
     ``layer_vectors`` and ``other_vectors`` are norms and biases in a layer (without routed experts) and outside of
     layers. ``mtp_layers`` are multi-token-prediction modules (DeepSeek-V3, arXiv 2412.19437), each with one layer.
-    ``window`` is of sliding attention in tokens; ``context`` is the longest sequence that its authors state.
+    ``context`` is the longest sequence that its authors state. ``mixers`` are the layers without attention over the
+    whole sequence, ``without_mlp`` those with neither MLP nor experts. ``projections`` are the weights of one layer's
+    attention where heads do not imply them. ``streams`` are residual streams (hyper-connections of DeepSeek-V4).
+    ``trained`` is the share of the weights that have gradients.
     """
 
     name: str
@@ -63,9 +101,14 @@ class Transformer(NamedTuple):
     latent: Latent | None = None
     experts: Experts | None = None
     mtp_layers: int = 0
-    window: int | None = None
     context: int | None = None
     padded_vocabulary: int | None = None
+    mixers: tuple[Mixer, ...] = ()
+    without_mlp: int = 0
+    projections: int | None = None
+    is_swiglu: bool = True
+    streams: int = 1
+    trained: float = 1.0
 
     @property
     def query_dim(self) -> int:
@@ -85,6 +128,22 @@ class Transformer(NamedTuple):
         return self.experts.layers if self.experts else 0
 
     @property
+    def full_layers(self) -> int:
+        """Layers with attention over the whole sequence."""
+        return self.layers - sum(mixer.layers for mixer in self.mixers)
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers with one dense MLP."""
+        return self.layers - self.expert_layers - self.without_mlp
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of the sliding window or chunk; absent without one."""
+        windows = [mixer.window for mixer in self.mixers if mixer.window]
+        return min(windows, default=None)
+
+    @property
     def is_plain_gpt(self) -> bool:
         """Whether it has the shape that the Megatron papers assume: multi-head attention and an MLP of 4h."""
         return (
@@ -92,7 +151,7 @@ class Transformer(NamedTuple):
             and self.query_dim == self.hidden
             and self.ffn == 4 * self.hidden
             and self.mlp_matrices == PLAIN_MATRICES
-            and not (self.experts or self.latent or self.mtp_layers)
+            and not (self.experts or self.latent or self.mtp_layers or self.mixers)
         )
 
 
@@ -109,6 +168,8 @@ def require_consistent(model: Transformer) -> Transformer:
         raise UsageError(
             f"{model.name}: a padded vocabulary of {model.padded_vocabulary} is less than {model.vocabulary} tokens"
         )
+    if model.full_layers < 0 or any(mixer.layers < 0 or mixer.window < 0 for mixer in model.mixers):
+        raise UsageError(f"{model.name}: its kinds of layers are not {model.layers} layers")
     _check_mlp(model)
     return model
 
@@ -118,7 +179,7 @@ def _check_mlp(model: Transformer) -> None:
         raise AssertionError(f"an MLP has 2 or 3 matrices, not {model.mlp_matrices}")
     experts = model.experts
     if experts is None:
-        if model.ffn < 1:
+        if model.ffn < 1 and model.dense_layers:
             raise UsageError(f"{model.name}: ffn must be at least 1, not {model.ffn}")
         return
     if not 1 <= experts.active <= experts.routed:
@@ -130,9 +191,13 @@ def _check_mlp(model: Transformer) -> None:
 
 
 class ModelDescription(NamedTuple):
-    """The dimensions of a model, where they come from as a phrase, and the sequence length of its pre-training."""
+    """The dimensions of a model, where they come from as a phrase, and how its authors trained it.
+
+    ``seq_len`` and ``mtp_layers`` are of pre-training; the transformer counts prediction modules only where asked.
+    """
 
     transformer: Transformer
     origin: str
     notes: tuple[str, ...] = ()
     seq_len: int | None = None
+    mtp_layers: int = 0

@@ -8,19 +8,37 @@ unsupported part: a wrong guess about the MLP alone would change the FLOPs by a 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from perfscope.errors import SourceError, UsageError
+from perfscope.models.parameter_counts import joining_parameters
 from perfscope.models.transformer import (
     GATED_MATRICES,
     PLAIN_MATRICES,
     Experts,
     Latent,
+    Mixer,
+    Mixing,
     ModelDescription,
     Transformer,
     require_consistent,
+)
+from perfscope.sources.models.layer_kinds import (
+    ALONE,
+    LETTERS,
+    Compression,
+    Recurrence,
+    alone,
+    compressed,
+    gated_delta,
+    mamba,
+    windowed,
+    with_kinds,
 )
 
 #: JSON whose values are checked where they are read; ``to_transformer`` reports a value of the wrong type.
@@ -34,7 +52,11 @@ _FFN = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "experts_per_token")
-_FULL_ATTENTION = {"full_attention", "sliding_attention"}
+_MOST_LAYERS = 10_000
+#: Other names of kinds of layers.
+_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
+#: DeepSeek-V4's kinds by how many tokens share a key, as ``compress_ratios`` names them.
+_COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 _OTHER_PARTS = ("vision_config", "audio_config", "speech_config", "text_config", "encoder", "decoder")
 _UNKNOWN_IF_SET = ("use_qk_norm", "qk_layernorm", "parallel_layers")
 _DEEPSPEED_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
@@ -49,7 +71,9 @@ class Family(NamedTuple):
 
     ``norm_vectors`` is 2 where norms have a bias, ``norms`` counts those of a layer. ``tied`` and ``head_dim`` are
     where the file does not state them. ``positions`` are extra rows of a learned position table. ``qk_norm`` is of one
-    ``head``, or ``full`` over all heads, where ``has_qk_norm``.
+    ``head``, or ``full`` over all heads, where ``has_qk_norm``. ``kinds`` are those of layers beside full attention;
+    without ``layer_types`` all layers but each ``full_every``-th have the first of them. ``defaults`` are keys that the
+    published files leave out.
     """
 
     gated: bool = True
@@ -66,6 +90,10 @@ class Family(NamedTuple):
     mixture: bool = False
     other_norms: int = 1
     head_dim: int | None = None
+    kinds: tuple[str, ...] = ("sliding_attention",)
+    full_every: int = 0
+    is_swiglu: bool = True
+    defaults: Mapping[str, int] = MappingProxyType({})
 
 
 def _biases(key: str, *, default: bool) -> dict[str, Any]:
@@ -103,23 +131,32 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(norm_vectors=0, **_ATTENTION),
     "olmo2": Family(**_ATTENTION, qk_norm="full"),
     "cohere": Family(norms=1, **_ATTENTION, tied=True),
-    "gemma": Family(**_ATTENTION, tied=True, head_dim=256),
-    "gemma2": Family(norms=4, **_ATTENTION, tied=True, head_dim=256),
-    "gemma3_text": Family(norms=4, **_ATTENTION, tied=True, qk_norm="head", head_dim=256),
+    "gemma": Family(**_ATTENTION, tied=True, head_dim=256, is_swiglu=False),
+    "gemma2": Family(norms=4, **_ATTENTION, tied=True, head_dim=256, full_every=2, is_swiglu=False),
+    "gemma3_text": Family(
+        norms=4,
+        **_ATTENTION,
+        tied=True,
+        qk_norm="head",
+        head_dim=256,
+        full_every=6,
+        is_swiglu=False,
+        defaults=MappingProxyType({"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}),
+    ),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(**_ATTENTION, qk_norm="head", head_dim=128),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True),
     "qwen3_moe": Family(**_ATTENTION, qk_norm="head", mixture=True),
     "mixtral": Family(mixture=True),
     "arcee": Family(gated=False, **_ATTENTION, mlp_bias=_MLP_BIAS),
-    "cohere2": Family(norms=1, **_ATTENTION, tied=True),
+    "cohere2": Family(norms=1, **_ATTENTION, tied=True, full_every=4),
     "dots1": Family(**_ATTENTION, qk_norm="head", mixture=True),
     "ernie4_5": Family(
         **_biases("use_bias", default=False),
         tied=True,
         head_dim=128,
     ),
-    "exaone4": Family(qk_norm="head"),
+    "exaone4": Family(qk_norm="head", full_every=4),
     "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
     "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
     "glm4_moe": Family(
@@ -131,16 +168,36 @@ FAMILIES: Mapping[str, Family] = {
     "minimax_m2": Family(qk_norm="full", mixture=True, head_dim=128),
     "ministral": Family(),
     "ministral3": Family(head_dim=128),
-    "olmo3": Family(**_ATTENTION, qk_norm="full"),
+    "olmo3": Family(**_ATTENTION, qk_norm="full", full_every=4),
     "phimoe": Family(norm_vectors=2, **_ATTENTION, mixture=True),
     "seed_oss": Family(
         qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False), mlp_bias=_MLP_BIAS, head_dim=128
     ),
     "olmoe": Family(**_ATTENTION, qk_norm="full", mixture=True),
-    "gpt_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mixture=True, head_dim=64),
+    "gpt_oss": Family(
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_bias", True),
+        mixture=True,
+        head_dim=64,
+        full_every=2,
+        is_swiglu=False,
+    ),
+    "llama4_text": Family(
+        **_ATTENTION,
+        mixture=True,
+        head_dim=128,
+        has_qk_norm=("use_qk_norm", True),
+        kinds=("chunked_attention",),
+        full_every=4,
+    ),
+    "qwen3_next": Family(
+        **_ATTENTION, mixture=True, qk_norm="head", head_dim=256, kinds=("linear_attention",), full_every=4
+    ),
+    "nemotron_h": Family(gated=False, norms=1, mixture=True, head_dim=128, kinds=("linear_attention", *ALONE)),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "deepseek_v4": Family(mixture=True, kinds=tuple(_COMPRESSED.values())),
 }
 
 
@@ -188,14 +245,16 @@ def to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, .
 
 def _to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, ...]]:
     family = _family(config, name)
+    config = {**family.defaults, **config}
     _refuse_unknown_parts(config, family, name)
+    kinds = _kinds(config, family, name)
     hidden = _require_count(config, _HIDDEN, name, "hidden size")
     heads = _require_count(config, _HEADS, name, "number of attention heads")
     latent = _latent(config, name)
-    experts = _experts(config, family, name)
+    experts = _experts(config, family, kinds, name)
     model = Transformer(
         name=name,
-        layers=_require_count(config, _LAYERS, name, "number of layers"),
+        layers=len(kinds),
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else _find_count(config, _KV_HEADS) or heads,
@@ -207,10 +266,12 @@ def _to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, 
         positions=_positions(config, family, name),
         latent=latent,
         experts=experts,
-        window=_window(config),
         context=_find_count(config, _CONTEXT),
+        is_swiglu=family.is_swiglu,
     )
-    return _with_vectors(require_consistent(model), config, family), _notes(config)
+    model = _with_vectors(require_consistent(model), config, family)
+    makers = _makers(config, name)
+    return require_consistent(with_kinds(model, Counter(kinds), makers)), _notes(config)
 
 
 def _family(config: Config, name: str) -> Family:
@@ -232,9 +293,6 @@ def _family(config: Config, name: str) -> Family:
 
 def _refuse_unknown_parts(config: Config, family: Family, name: str) -> None:
     kind = config["model_type"]
-    layer_types = set(config.get("layer_types") or ()) - _FULL_ATTENTION
-    if layer_types:
-        raise UsageError(f"{name}: layers of type {', '.join(sorted(layer_types))} in {kind!r} are not known")
     for key in _UNKNOWN_IF_SET:
         if config.get(key) and (family.has_qk_norm is True or key not in family.has_qk_norm):
             raise UsageError(f"{name}: {key} in {kind!r} is not known")
@@ -285,7 +343,7 @@ def _head_dim(config: Config, family: Family, sizes: tuple[int, int], name: str)
 
 
 def _ffn(config: Config, family: Family, hidden: int, name: str) -> int:
-    ffn = _find_count(config, _FFN)
+    ffn = _find_count(config, ("intermediate_size_mlp", *_FFN))
     if ffn is not None:
         return ffn
     if family.gated:
@@ -301,12 +359,86 @@ def _positions(config: Config, family: Family, name: str) -> int:
     return _require_count(config, _CONTEXT, name, "number of positions") + family.positions
 
 
-def _window(config: Config) -> int | None:
-    window = config.get("sliding_window")
-    if not isinstance(window, int) or config.get("use_sliding_window") is False:
-        return None
-    kinds = config.get("layer_types")
-    return window if kinds is None or "sliding_attention" in kinds else None
+def _kinds(config: Config, family: Family, name: str) -> list[str]:
+    """The kind of each layer, by the names of ``layer_types``."""
+    stated = config.get("layers_block_type") or config.get("layer_types")
+    pattern, ratios = config.get("hybrid_override_pattern"), config.get("compress_ratios")
+    layers = _find_count(config, _LAYERS)
+    if stated is None and pattern is not None:
+        stated = [LETTERS.get(letter, letter) for letter in str(pattern)]
+    elif stated is None and ratios is not None:
+        stated = [_COMPRESSED.get(ratio, str(ratio)) for ratio in ratios][:layers]
+    if stated is not None:
+        kinds = [_KINDS.get(kind, kind) for kind in stated]
+        layers = len(kinds) if layers is None else layers
+    elif config.get("no_rope_layers"):
+        kinds = [family.kinds[0] if is_rope else "full_attention" for is_rope in config["no_rope_layers"]]
+    else:
+        layers = _require_count(config, _LAYERS, name, "number of layers")
+        if layers > _MOST_LAYERS:
+            raise UsageError(f"{name}: {layers} layers are not possible")
+        every = config.get("full_attention_interval") or config.get("sliding_window_pattern") or family.full_every
+        has_window = family.kinds != ("sliding_attention",) or _has_window(config)
+        kinds = [
+            family.kinds[0] if has_window and not (every and (layer + 1) % every == 0) else "full_attention"
+            for layer in range(layers)
+        ]
+    unknown = {str(kind) for kind in kinds} - {"full_attention", *family.kinds}
+    if unknown:
+        known = config.get("model_type")
+        raise UsageError(f"{name}: layers of type {', '.join(sorted(unknown))} in {known!r} are not known")
+    if len(kinds) != layers:
+        raise UsageError(f"{name}: it names the kinds of {len(kinds)} layers and has {layers}")
+    # A model of this kind may name sliding layers and set no window.
+    return (
+        kinds if _has_window(config) else ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
+    )
+
+
+def _has_window(config: Config) -> bool:
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
+
+
+def _makers(config: Config, name: str) -> dict[str, Callable[[Transformer, int], Mixer]]:
+    """What makes the layers of each kind of this model."""
+
+    def count(key: str) -> int:
+        value = _require_count(config, (key,), name, f"value of {key}")
+        if value < 1:
+            raise UsageError(f"{name}: {key} must be at least 1, not {value}")
+        return value
+
+    def make_window(model: Transformer, layers: int) -> Mixer:
+        window = count("sliding_window")
+        if config["model_type"] == "deepseek_v4":
+            return compressed(model, layers, Compression(0, window))
+        return windowed(model, layers, window)
+
+    def make_chunks(model: Transformer, layers: int) -> Mixer:
+        return windowed(model, layers, count("attention_chunk_size"), Mixing.CHUNK)
+
+    def make_recurrent(model: Transformer, layers: int) -> Mixer:
+        if config["model_type"] == "nemotron_h":
+            sizes = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+            has_bias = bool(config.get("use_conv_bias", True))
+            return mamba(model, layers, Recurrence(*map(count, sizes), has_bias=has_bias))
+        keys = ("num_value_heads", "value_head_dim", "num_key_heads", "key_head_dim", "conv_kernel_dim")
+        return gated_delta(model, layers, Recurrence(*(count(f"linear_{key}") for key in keys)))
+
+    def make_compressed(model: Transformer, layers: int, ratio: int) -> Mixer:
+        sizes = Compression(ratio, count("sliding_window"))
+        if ratio == min(filter(None, _COMPRESSED)):
+            indexer = (count(key) for key in ("index_topk", "index_n_heads", "index_head_dim", "q_lora_rank"))
+            sizes = Compression(ratio, sizes.window, *indexer)
+        return compressed(model, layers, sizes)
+
+    return {
+        "sliding_attention": make_window,
+        "chunked_attention": make_chunks,
+        "linear_attention": make_recurrent,
+        **{kind: partial(make_compressed, ratio=ratio) for ratio, kind in _COMPRESSED.items() if ratio},
+        **dict.fromkeys(ALONE, alone),
+    }
 
 
 def _latent(config: Config, name: str) -> Latent | None:
@@ -321,16 +453,19 @@ def _latent(config: Config, name: str) -> Latent | None:
     )
 
 
-def _experts(config: Config, family: Family, name: str) -> Experts | None:
+def _experts(config: Config, family: Family, kinds: Sequence[str], name: str) -> Experts | None:
     count = _find_count(config, _EXPERTS)
-    if not family.mixture or not count:
+    is_hybrid = set(ALONE) <= set(family.kinds)
+    if not family.mixture or not count or (is_hybrid and "moe" not in kinds):
         return None
-    layers = _expert_layers(config, _require_count(config, _LAYERS, name, "number of layers"))
+    layers = kinds.count("moe") if is_hybrid else _expert_layers(config, len(kinds))
     ffn = _find_count(config, ("moe_intermediate_size", *_FFN))
     if ffn is None:
         raise UsageError(f"{name}: the hidden size of an expert (moe_intermediate_size) is missing")
+    number = _optional_count(config, "n_shared_experts", name) or (1 if config["model_type"] == "llama4_text" else 0)
     whole = _optional_count(config, "shared_expert_intermediate_size", name)
-    shared = whole or (_optional_count(config, "n_shared_experts", name) or 0) * ffn
+    whole = whole or _optional_count(config, "moe_shared_expert_intermediate_size", name)
+    shared = whole or number * ffn
     hidden = _require_count(config, _HIDDEN, name, "hidden size")
     kind = config["model_type"]
     return Experts(
@@ -340,16 +475,25 @@ def _experts(config: Config, family: Family, name: str) -> Experts | None:
         shared_ffn=shared,
         layers=layers,
         vectors=2 * ffn + hidden if kind == "gpt_oss" else 0,
-        layer_vectors={"qwen2_moe": hidden, "gpt_oss": count}.get(kind, 0),
+        layer_vectors={"qwen2_moe": hidden, "qwen3_next": hidden, "gpt_oss": count}.get(kind, 0),
+        latent=_optional_count(config, "moe_latent_size", name) or None,
     )
 
 
 def _expert_layers(config: Config, layers: int) -> int:
     """The number of layers with experts: all but the first few (DeepSeek), or every n-th but some (Qwen)."""
+    named = config.get("moe_layers")  # Llama 4
+    if named:
+        return len(set(named) & set(range(layers)))
     first = config.get("first_k_dense_replace") or 0
-    step = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
+    step = (
+        config.get("interleave_moe_layer_step")
+        or config.get("decoder_sparse_step")
+        or config.get("moe_layer_freq")
+        or 1
+    )
     dense = set(config.get("mlp_only_layers") or ())
-    offset = 1 if config.get("decoder_sparse_step") else 0
+    offset = 1 if config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") else 0
     return sum(1 for layer in range(layers) if layer >= first and layer not in dense and (layer + offset) % step == 0)
 
 
@@ -367,14 +511,28 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
         vectors += (model.mlp_matrices - 1) * model.ffn + model.hidden
     if family.qk_norm and _flag(config, family.has_qk_norm):
         vectors += 2 * model.head_dim if family.qk_norm == "head" else model.query_dim + kv_dim
-    if kind == "gpt_oss":
+    if kind in ("gpt_oss", "deepseek_v4"):
         vectors += model.heads  # attention sinks
     outside = family.other_norms * family.norm_vectors * model.hidden
     if kind == "opt" and not config.get("do_layer_norm_before", True):
         outside = 0
     if family.head_bias:
         outside += model.vocabulary
-    return model._replace(layer_vectors=vectors, other_vectors=outside)
+    projections = None
+    if kind == "qwen3_next":  # queries have gates
+        projections = model.hidden * (3 * model.query_dim + 2 * kv_dim)
+    if kind == "deepseek_v4":
+        rank, out_rank, groups, streams = (
+            _require_count(config, (key,), model.name, f"value of {key}")
+            for key in ("q_lora_rank", "o_lora_rank", "o_groups", "hc_mult")
+        )
+        projections = rank * (model.hidden + model.query_dim) + model.hidden * kv_dim
+        projections += out_rank * (model.query_dim + groups * model.hidden)
+        mixes = streams * (streams + 2)  # two hyper-connections a layer, and one at the end
+        vectors += rank + kv_dim + 2 * (mixes * (streams * model.hidden + 1) + 3)
+        model = model._replace(streams=streams)
+        outside += joining_parameters(model)
+    return model._replace(layer_vectors=vectors, other_vectors=outside, projections=projections)
 
 
 def _notes(config: Config) -> tuple[str, ...]:

@@ -47,5 +47,12 @@ def find_preset(name: str) -> ModelDescription | None:
     if preset is None:
         return None
     entry = tomllib.loads(_entries()[preset])
-    model, notes = to_transformer(entry["config"], preset)
-    return ModelDescription(model, f"the preset {preset} ({entry['source']})", notes, seq_len=entry.get("seq_len"))
+    config = entry["config"]
+    model, notes = to_transformer(config, preset)
+    return ModelDescription(
+        transformer=model,
+        origin=f"the preset {preset} ({entry['source']})",
+        notes=(*notes, *entry.get("published", ())),
+        seq_len=entry.get("seq_len"),
+        mtp_layers=config.get("num_nextn_predict_layers", 0),
+    )
