@@ -9,6 +9,7 @@ Methods of every step guard themselves, because a call of another function takes
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -22,7 +23,7 @@ from perfscope.hooks.facts.device_memory import DevicePeaks
 from perfscope.hooks.facts.layout import RankLayout, splits_tensors
 from perfscope.hooks.facts.model_search import ModelWatch
 from perfscope.hooks.facts.setup import SetupWatch
-from perfscope.hooks.guard import call_safely, captures, describe_failure, hook_entry, value_or_none
+from perfscope.hooks.guard import abandon, call_safely, captures, hook_entry, value_or_none
 from perfscope.hooks.introspection import TRACERS, is_grad_enabled
 from perfscope.hooks.memory.history import MemoryRecording
 from perfscope.hooks.messages import write_message
@@ -93,7 +94,7 @@ class Capture:
         self._has_begun = False
         reserve_variable()
         captures.add(self)
-        atexit.register(self.finish)
+        atexit.register(self._finish_at_exit)
 
     @property
     def dead(self) -> bool:
@@ -164,8 +165,8 @@ class Capture:
                 self._begin_training(began_ns)
                 step.has_loader = True
                 step.add_batch(batch)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
+        except BaseException as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            abandon(self, error)
         step.hook_ns += _clock() - began_ns
 
     def on_forward(
@@ -198,8 +199,8 @@ class Capture:
                 step.add_forward(args, kwargs)
                 if PROBES.is_on and step.pipelined is None:
                     on_end = PROBES.on_forward()
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
+        except BaseException as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            abandon(self, error)
             return None
         step.hook_ns += _clock() - began_ns
         return on_end
@@ -225,8 +226,8 @@ class Capture:
                 self._open_first_window()
             elif self.activities.evaluation is not None and source.is_training_thread():
                 self.activities.end_evaluation(began_ns)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
+        except BaseException as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            abandon(self, error)
         step.hook_ns += _clock() - began_ns
 
     @hook_entry
@@ -251,8 +252,8 @@ class Capture:
                 self._end_step("optimizer", optimizer, None, began_ns)
             elif (source.alone is None or source.alone() is None) and source.counts("optimizer"):
                 self._end_step("optimizer", optimizer, None, began_ns)  # what trained before is gone
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
+        except BaseException as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            abandon(self, error)
         step.hook_ns += _clock() - began_ns
 
     def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
@@ -263,8 +264,8 @@ class Capture:
         try:
             is_skipped = has_stepped and not self.step.optimizer_steps
             self._end_step("grad_scaler", scaler, {"skipped": True} if is_skipped else None, began_ns)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
+        except BaseException as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            abandon(self, error)
         self.step.hook_ns += _clock() - began_ns
 
     @hook_entry
@@ -610,6 +611,10 @@ class Capture:
         if self.files.claimed_rank() is not None:
             spans = tuple(self.activities.take_step().spans)
             self.files.claim().append(wire.EVENTS_FILE, EndRecord(time.monotonic_ns(), spans or None))
+
+    def _finish_at_exit(self) -> None:
+        with contextlib.suppress(BaseException):  # of a signal: the capture has ended, and so does the process
+            self.finish()
 
     # The model.
     @hook_entry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 import time
 import weakref
@@ -28,11 +29,13 @@ def _end_captures() -> None:
 os.register_at_fork(after_in_child=_end_captures)
 
 
-def call_safely(action: Callable[[], _Value]) -> tuple[_Value | None, Exception | None]:
+def call_safely(action: Callable[[], _Value]) -> tuple[_Value | None, BaseException | None]:
     """Call something whose failure must not end training, nor the capture: its result, and the error that it raised."""
     try:
         return action(), None
-    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: the caller reports it and training goes on
+    except BaseException as error:  # the hooks' outer edge: the caller reports it and training goes on
+        if is_of_signal(error):
+            raise
         return None, error
 
 
@@ -45,6 +48,7 @@ def hook_entry(method: _Method) -> _Method:
     """Make a method safe to call from training: no exception leaves it, and its time is added to ``hook_ns``.
 
     A failure calls ``abandon(reason)``. After it, and in a forked child, the object is ``dead``: the result is None.
+    What a signal raises in it goes on to the script.
     """
 
     @functools.wraps(method)
@@ -55,8 +59,8 @@ def hook_entry(method: _Method) -> _Method:
         _thread.is_in_hook = True
         try:
             return None if self.dead else method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
-            self.abandon(describe_failure(error, method.__name__))
+        except BaseException as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
+            abandon(self, error, method.__name__)
             return None
         finally:
             if is_outermost:
@@ -66,7 +70,30 @@ def hook_entry(method: _Method) -> _Method:
     return cast("_Method", enter)
 
 
-def describe_failure(error: Exception, hook: str = "a hook") -> str:
+def abandon(capture: Any, error: BaseException, hook: str = "a hook") -> None:
+    """End the capture after an error in a hook. Raises BaseException: the error, where a signal raised it."""
+    capture.abandon(describe_failure(error, hook))
+    if is_of_signal(error):
+        raise error
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Whether an error is Ctrl-C's, or came out of a signal handler of the script: it may come at any moment.
+
+    A property of the script that raises an error while a hook reads it is no signal.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    functions = [(handler, getattr(handler, "func", None), type(handler).__call__) for handler in handlers if handler]
+    codes = {getattr(function, "__code__", None) for each in functions for function in each} - {None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def describe_failure(error: BaseException, hook: str = "a hook") -> str:
     """Name an error and the innermost function of the hooks that it passed through, this file's left out."""
     name, trace = hook, error.__traceback__
     while trace is not None:

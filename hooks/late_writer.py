@@ -50,7 +50,7 @@ class LateWriter:
     ) -> None:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.on_turn: Callable[[], None] | None = None
         self.glance: Callable[[], None] | None = None
         self._read_beside = read_beside

@@ -18,7 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.introspection import TRACERS
+from perfscope.hooks.introspection import TRACERS, named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class ModuleNames:
     def add(self, root: Any, around: str | None) -> str:
         """Name a module without a name, and every module inside it; the name of the module in whose call it is."""
         kind = type(root).__name__
-        inside = [(path, inner) for path, inner in root.named_modules() if id(inner) not in self.by_number]
+        inside = [(path, inner) for path, inner in named_modules(root) if id(inner) not in self.by_number]
         if around:
             own, before = f"{around}.{kind}", f"{around}.{kind}."
         elif hasattr(root, "_is_replica"):  # DataParallel's replicas are one module

@@ -6,13 +6,13 @@ Each function, object and lock that a hook touches costs up to a microsecond: th
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import UserDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 #: Token ids have a dimension of samples and one of positions.
 DIMENSIONS_OF_IDS = 2
@@ -116,8 +116,7 @@ class StepAccumulator:
         """Count a batch of a data loader, in the same way."""
         first = batch[0] if type(batch) in _SEQUENCES and batch else batch
         if type(first) is not self.tensor_class:
-            ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-            first = find_tensor((ids, batch))
+            first = find_tensor((entry(batch, "input_ids"), batch))
         shape = None if first is None or first.is_nested else first.shape
         if shape:
             self.loaded_samples += shape[0]
@@ -134,14 +133,57 @@ class StepAccumulator:
 
 
 def find_tensor(value: Any, depth: int = DEEPEST) -> Any:
-    """The first tensor among sequences and mappings inside each other; None where there is none."""
-    if isinstance(value, sys.modules["torch"].Tensor):
-        return value
+    """The first tensor among lists, tuples and mappings inside each other, or its outline; None where there is none."""
+    torch = sys.modules["torch"]
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        return value if kind is torch.Tensor else outline(value)
     if depth < 0:
         return None
-    values = value if isinstance(value, _SEQUENCES) else value.values() if isinstance(value, Mapping) else ()
-    for inner in values:
+    for inner in elements(value):
         first = find_tensor(inner, depth - 1)
         if first is not None:
             return first
     return None
+
+
+class Outline(NamedTuple):
+    """What is counted of a tensor whose class may have operators of its own, read without calling one."""
+
+    shape: Any
+    dtype: Any
+    is_nested: bool
+    is_float: bool
+
+    def is_floating_point(self) -> bool:
+        """As the tensor's method."""
+        return self.is_float
+
+
+def outline(tensor: Any) -> Outline:
+    """The outline of a tensor."""
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        return Outline(tensor.shape, tensor.dtype, tensor.is_nested, tensor.is_floating_point())
+
+
+def as_dict(value: object) -> dict[Any, Any]:
+    """What a dictionary or a ``UserDict`` holds, to be read by methods of ``dict`` alone; empty for anything else.
+
+    A class of the script may override every method, and load what is asked for: none is called.
+    """
+    if issubclass(type(value), UserDict):
+        value = object.__getattribute__(value, "__dict__").get("data")
+    return value if issubclass(type(value), dict) else {}  # type: ignore[return-value]
+
+
+def entry(batch: object, name: str) -> Any:
+    """What a batch holds under a name; None where it holds nothing or is no mapping."""
+    return dict.get(as_dict(batch), name)
+
+
+def elements(value: Any) -> Iterable[Any]:
+    """What a list, a tuple or a mapping holds, read in the same way; nothing for anything else."""
+    for kind in _SEQUENCES:
+        if issubclass(type(value), kind):
+            return kind.__iter__(value)
+    return dict.values(as_dict(value))

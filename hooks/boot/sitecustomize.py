@@ -93,7 +93,6 @@ def _install() -> None:
     imports_file = os.path.join(hooks, "reach", "imports.py")
     if not os.path.exists(imports_file):
         return  # a node without our files: the summary names the ranks that never reported
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded; Kineto logs every start otherwise
     imports = _load("_perfscope_imports", imports_file, None)
     watched = _load("_perfscope_frameworks", frameworks_file, None).WATCHED
     finder = imports.PostImportFinder(watched, lambda name, module: _on_import(watched[name], name, module))

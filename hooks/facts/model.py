@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.facts.secrets import redact_facts
+from perfscope.hooks.introspection import named_modules, named_parameters
 from perfscope.hooks.step import DEEPEST
 from perfscope.wire.model import IN_USE, ModelRecord, WeightRecord
 
@@ -132,7 +133,7 @@ def _values(config: Any, depth: int = DEEPEST) -> dict[str, Any]:
     What a class sets stands for what its object does not, as with a bare class of constants.
     """
     if isinstance(config, dict):
-        items = dict.copy(config)
+        items = dict(dict.items(config))
     else:
         bases = [vars(base) for base in reversed(type(config).__mro__)]
         items = {name: value for base in bases for name, value in base.items() if _is_plain(value)}
@@ -196,30 +197,6 @@ def _checkpointing(module: Any, config: dict[str, Any]) -> str | None:
         return "full"
     # What a wrapper recomputes of its module is up to functions of the script.
     return IN_USE if any(type(part).__name__ == "CheckpointWrapper" for part in parts) else None
-
-
-def named_modules(root: Any) -> Iterator[tuple[str, Any]]:
-    """Each module inside a module, itself included, once, with the first of its names."""
-    seen: set[int] = set()
-    waiting = [("", root)]
-    while waiting:
-        name, module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield name, module
-        children = [(child_name, child) for child_name, child in module._modules.items() if child is not None]
-        waiting += [(f"{name}.{child_name}" if name else child_name, child) for child_name, child in reversed(children)]
-
-
-def named_parameters(root: Any) -> Iterator[tuple[str, Any]]:
-    """Each parameter of a module once, with the first of its names."""
-    seen: set[int] = set()
-    for prefix, module in named_modules(root):
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield f"{prefix}.{name}" if prefix else name, parameter
 
 
 def add_tensor_mesh(mesh: Any) -> None:
@@ -290,7 +267,7 @@ class FlatPart(NamedTuple):
 def flat_parameters(module: Any) -> Iterator[FlatPart]:
     """The original parameters inside the flat ones of FSDP 1, which store their names and shapes."""
     for prefix, part in named_modules(module):
-        flat: Any = getattr(getattr(part, "_handle", None), "flat_param", None)
+        flat: Any = getattr(vars(part).get("_handle"), "flat_param", None)
         pieces = () if flat is None else zip(flat._param_infos, flat._fqns, flat._shapes, strict=True)
         for info, name, shape in pieces:
             full = f"{prefix}.{name}" if prefix else name
@@ -299,6 +276,6 @@ def flat_parameters(module: Any) -> Iterator[FlatPart]:
 
 def unflattened_parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """The parameters beside the flat ones."""
-    flat = [part._handle.flat_param for _, part in named_modules(module) if getattr(part, "_handle", None) is not None]
+    flat = [handle.flat_param for _, part in named_modules(module) if (handle := vars(part).get("_handle")) is not None]
     pieces = {id(piece) for parameter in flat for piece in (parameter, *(parameter._params or ()))}
     return ((name, parameter) for name, parameter in named_parameters(module) if id(parameter) not in pieces)

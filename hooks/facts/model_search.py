@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks import introspection
-from perfscope.hooks.facts.model import describe_model, named_modules, named_parameters
+from perfscope.hooks.facts.model import describe_model
 from perfscope.hooks.facts.precision import PrecisionWatch
-from perfscope.hooks.introspection import is_grad_enabled, subclasses
+from perfscope.hooks.introspection import is_grad_enabled, named_modules, named_parameters, subclasses
 from perfscope.wire.model import IN_USE
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections import deque
 from typing import Any
 
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.introspection import FIRST_LOOKS
-from perfscope.hooks.step import DEEPEST
+from perfscope.hooks.introspection import FIRST_LOOKS, named_modules
+from perfscope.hooks.step import DEEPEST, elements
 from perfscope.wire.model import FP4_LAYERS, PrecisionRecord
 
 DTYPE_NAMES = {
@@ -122,8 +122,8 @@ def float32_products(torch: Any) -> str | None:
 
 def find_products(output: object) -> dict[str, int]:
     """The elements that the products behind an output computed, by data type; empty where the graph shows none."""
-    tensor = _first_tensor(output)
-    root = getattr(tensor, "grad_fn", None)
+    with sys.modules["torch"]._C.DisableTorchFunction():  # a class of tensors may have a function of its own
+        root = _first_graph(output)
     waiting = deque([root] if root is not None else [])
     # The nodes themselves are kept: the interpreter gives the id of one that is dropped to another.
     seen = {id(root): root}
@@ -141,25 +141,23 @@ def find_products(output: object) -> dict[str, int]:
     return elements
 
 
-def _first_tensor(output: object, depth: int = DEEPEST) -> Any:
-    if getattr(output, "grad_fn", None) is not None:
-        return output
+def _first_graph(output: object, depth: int = DEEPEST) -> Any:
+    """The graph of the first tensor that has one, also inside of plain objects."""
+    if issubclass(type(output), sys.modules["torch"].Tensor):
+        return output.grad_fn  # type: ignore[attr-defined]
     if depth == 0:
         return None
-    if isinstance(output, dict):
-        values: Any = output.values()
-    elif isinstance(output, (list, tuple)):
-        values = output
-    else:
-        values = vars(output).values() if hasattr(output, "__dict__") and not hasattr(output, "shape") else ()
-    return next((tensor for value in values if (tensor := _first_tensor(value, depth - 1)) is not None), None)
+    values: Any = list(elements(output))
+    if not values and type(output).__dictoffset__:
+        values = dict.values(object.__getattribute__(output, "__dict__"))
+    return next((graph for value in values if (graph := _first_graph(value, depth - 1)) is not None), None)
 
 
 def _fsdp_dtype(parts: tuple[Any, ...]) -> str | None:
     """The type that FSDP's mixed precision casts the parameters of the most modules to."""
     counts: dict[str, int] = {}
-    for module in (module for part in parts for module in part.modules()):
-        policy = getattr(module, "mixed_precision", None)
+    for module in (module for part in parts for _, module in named_modules(part)):
+        policy = vars(module).get("mixed_precision")
         if policy is None and any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
             policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
         dtype = dtype_name(getattr(policy, "param_dtype", None))
@@ -169,10 +167,10 @@ def _fsdp_dtype(parts: tuple[Any, ...]) -> str | None:
 
 
 def _fp8_library(parts: tuple[Any, ...]) -> str | None:
-    for module in (module for part in parts for module in part.modules()):
+    for module in (module for part in parts for _, module in named_modules(part)):
         owner = type(module)
-        if owner.__module__.startswith(_TRANSFORMER_ENGINE) and getattr(module, "fp8", False) is True:
-            recipe = type((getattr(module, "fp8_meta", None) or {}).get("recipe")).__name__
+        if owner.__module__.startswith(_TRANSFORMER_ENGINE) and vars(module).get("fp8") is True:
+            recipe = type((vars(module).get("fp8_meta") or {}).get("recipe")).__name__
             return f"Transformer Engine{FP4_LAYERS}" if recipe.startswith("NVFP4") else "Transformer Engine"
         if owner.__name__ in _FP8_LINEAR:
             return owner.__module__.partition(".")[0]

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from perfscope.hooks.step import DIMENSIONS_OF_IDS
+from perfscope.hooks.introspection import named_parameters
+from perfscope.hooks.step import DIMENSIONS_OF_IDS, entry
 from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord, SetupRecord
 
 _FRAMEWORKS = {
@@ -38,19 +39,20 @@ class SetupWatch:
 
     def add_loader(self, loader: Any) -> None:
         """An iteration over a data loader begins."""
-        workers = int(getattr(loader, "num_workers", 0) or 0)
-        prefetch = getattr(loader, "prefetch_factor", None) if workers else None
+        options = vars(loader)  # a property of the script's own class is not called
+        workers = int(options.get("num_workers") or 0)
+        prefetch = options.get("prefetch_factor") if workers else None
         key = (
             workers,
-            bool(getattr(loader, "pin_memory", False)),
+            bool(options.get("pin_memory")),
             prefetch if isinstance(prefetch, int) else None,
-            bool(getattr(loader, "persistent_workers", False)),
+            bool(options.get("persistent_workers")),
         )
         self._loaders[key] = self._loaders.get(key, 0) + 1
 
     def set_ddp(self, wrapper: Any) -> None:
         """A model is replicated by DistributedDataParallel."""
-        parameters = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
+        parameters = [parameter for _, parameter in named_parameters(wrapper.module) if parameter.requires_grad]
         bucket_bytes = getattr(wrapper, "bucket_bytes_cap", None)
         self._ddp = DdpRecord(
             find_unused_parameters=bool(getattr(wrapper, "find_unused_parameters", False)),
@@ -65,11 +67,10 @@ class SetupWatch:
 
     def add_batch(self, batch: object) -> None:
         """A data loader returned one of its first batches."""
-        if not isinstance(batch, Mapping):
-            return
+        tensor_class = sys.modules["torch"].Tensor
         for name, is_true_at_padding in _MASKS.items():
-            mask: Any = batch.get(name)
-            if getattr(mask, "ndim", 0) != DIMENSIONS_OF_IDS or str(getattr(mask, "device", "")) != "cpu":
+            mask = entry(batch, name)
+            if type(mask) is not tensor_class or mask.ndim != DIMENSIONS_OF_IDS or mask.device.type != "cpu":
                 continue
             values = mask.numpy()  # numpy's sum is no operator of torch, which a trace would show
             present = int((values != 0).sum())

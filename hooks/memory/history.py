@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.constants import MIB
 from perfscope.hooks.guard import call_safely, value_or_none
+from perfscope.hooks.introspection import named_modules, named_parameters
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.module_calls import ModuleCalls
 from perfscope.wire.memory import (
@@ -119,11 +120,12 @@ def find_roles(parts: Iterable[Any], optimizers: Iterable[Any]) -> list[StorageR
     roles: dict[int, StorageRole] = {}
     parameters: set[int] = set()
     for part in parts:
-        for name, parameter in part.named_parameters():
+        for name, parameter in named_parameters(part):
             parameters.add(id(parameter))
             _add_parameter(roles, name, parameter)
-        for name, tensor in part.named_buffers():
-            _add(roles, tensor, WEIGHTS, name)
+        for prefix, module in named_modules(part):
+            for name, tensor in module._buffers.items():
+                _add(roles, tensor, WEIGHTS, f"{prefix}.{name}" if prefix else name)
     for optimizer in _unwrapped(optimizers):
         _add_optimizer(roles, optimizer, parameters, has_model=bool(parameters))
     return list(roles.values())

@@ -10,13 +10,15 @@ steps. Their edges go into the trace's metadata instead.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -41,6 +43,10 @@ _FIRST_SAFE_CUDA = (12, 6)
 _LONGEST_WAIT_S = 0.5
 _PAUSE_S = 0.0002
 _THREADS = "/proc/self/task"
+#: kineto's own variable: it prints what is at least as severe. Its environment variable would silence the script's
+#: own profilers as well.
+_LOG_LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
+_SILENT = 99
 
 
 class ExportError(Exception):
@@ -48,12 +54,16 @@ class ExportError(Exception):
 
 
 class ProfilerWindow:
-    """A window that is open; ``start_ns`` is how long starting it stalled the training process."""
+    """A window that is open; ``start_ns`` is how long starting it stalled the training process.
+
+    It must end in the ``thread`` that made it.
+    """
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:
         self._began_ns = time.monotonic_ns()
         torch = sys.modules["torch"]
         self.steps = steps
+        self.thread = threading.get_native_id()
         self.records_stack = config.stack and not steps.is_light
         self.start_ns = 0
         self._rss_before_bytes = read_resident_bytes()
@@ -87,7 +97,8 @@ class ProfilerWindow:
         """Begin the warm-up step."""
         self._is_running = True
         self._cupti.prepare()
-        self.profiler.start()
+        with _unseen():
+            self.profiler.start()
         self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
 
@@ -98,7 +109,8 @@ class ProfilerWindow:
 
     def step(self) -> None:
         """Go from one training step to the next."""
-        self.profiler.step()
+        with _unseen():
+            self.profiler.step()
         self._current_step += 1
         self._mark_edge()
 
@@ -134,7 +146,9 @@ class ProfilerWindow:
         began_ns = time.monotonic_ns()
         self._is_running = False
         self._cupti.cancel()
-        return self._export(sys.modules["torch"].autograd._disable_profiler().save, began_ns, completed_steps)
+        with _unseen():
+            events = sys.modules["torch"].autograd._disable_profiler()
+        return self._export(events.save, began_ns, completed_steps)
 
     def discard(self) -> None:
         """Stop a running profiler and write nothing: an active profiler would crash the interpreter's end."""
@@ -143,13 +157,16 @@ class ProfilerWindow:
                 self._cupti.stop(self._stop_profiler)
         finally:
             if self._is_running:
-                self._is_running = False
-                self.profiler.stop()
+                self._stop_profiler()
             self._release_memory()
 
     def _stop_profiler(self) -> None:
         self._is_running = False
-        self.profiler.stop()
+        with _unseen():
+            if self.thread == threading.get_native_id():
+                self.profiler.stop()
+            else:  # without it the interpreter's end would crash
+                sys.modules["torch"].autograd._disable_profiler()
 
     def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> WindowRecord:
         stopped_ns = time.monotonic_ns()
@@ -184,14 +201,21 @@ class ProfilerWindow:
 
     def _write_trace(self, export: Callable[[str], None]) -> tuple[str, int]:
         folder = os.path.join(self._traces, wire.LIGHT_FOLDER) if self.steps.is_light else self._traces
-        os.makedirs(folder, exist_ok=True)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)  # and no folder around it: after chroot that would be another one
+            with open(os.path.join(folder, f".tmp-{os.getpid()}"), "wb") as probe:  # kineto would print why it fails
+                os.unlink(probe.name)
+        except OSError as error:
+            raise ExportError(f"no trace can be written: {error.strerror}") from None
         free_bytes = shutil.disk_usage(folder).free
         if free_bytes < SMALLEST_FREE_BYTES:
             raise ExportError(f"only {free_bytes // MIB} MiB are free in {folder}: no trace is written")
         name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}{wire.TRACE_SUFFIX}"
         unfinished = os.path.join(folder, f".tmp-{name}")
         try:
-            export(unfinished)
+            with _unseen():
+                export(unfinished)
             size_bytes = _check_complete(unfinished)
             os.replace(unfinished, os.path.join(folder, name))
         finally:
@@ -226,6 +250,24 @@ def _call_runtime() -> None:
     """Make the call ``EDGE_CALL``, which returns a constant and takes 0.3 us; without it the wall clock has to do."""
     with contextlib.suppress(AttributeError, RuntimeError):
         sys.modules["torch"].cuda.Stream.priority_range()
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Hide the profiler from modes of the script, and let kineto print nothing, where torch shows its level."""
+    torch: Any = sys.modules["torch"]
+    try:
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+        level = ctypes.c_int.in_dll(library, _LOG_LEVEL)
+    except (OSError, ValueError):
+        level = ctypes.c_int()
+    before, level.value = level.value, _SILENT
+    try:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            yield
+    finally:
+        if level.value == _SILENT:  # else kineto has begun in here, and set it
+            level.value = before
 
 
 def find_light_activities(torch: Any) -> list[object]:

@@ -32,6 +32,8 @@ _WATCHDOG_S = 20.0
 #: There is one profiler a process at a time.
 _IN_BACKWARD = "the optimizer steps inside the backward pass"
 _OF_SCRIPT = "the script runs a profiler of its own"
+#: torch stops a profiler in the thread that started it.
+_IN_THREADS = "steps end in more than one thread"
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
@@ -58,6 +60,9 @@ class WindowSchedule:
         self._was_held = False
         #: The profilers of the script that run, by their ids.
         self._others: set[int] = set()
+        #: The thread in which the last step ended, and whether that is another one than before.
+        self._thread: int | None = None
+        self._has_moved = False
         self._ranges = ModuleCalls("nn.Module: ")
         #: Windows that were asked for while training runs, and are looked at when a step ends.
         self._requests: deque[tuple[str, WindowRequest]] = deque()
@@ -96,6 +101,9 @@ class WindowSchedule:
                 self._say(f"no window is profiled: {_IN_BACKWARD}")
             self.blocked_by = _IN_BACKWARD
             return
+        last, self._thread = self._thread, threading.get_native_id()
+        self._has_moved = last not in (None, self._thread)
+        self._lose_moved_window()
         self._is_changing = True
         try:
             self._advance(completed_steps)
@@ -118,8 +126,15 @@ class WindowSchedule:
         """A profiler ends, which may be one of the script."""
         self._others.discard(id(profiler))
 
+    def _lose_moved_window(self) -> None:
+        window = self._window
+        if window is not None and window.thread != threading.get_native_id():
+            self.discard()
+            self._say(f"the window {window.steps} is lost: {_IN_THREADS}")
+
     def close(self, completed_steps: int, *, after_failure: bool = False) -> None:
         """Stop an open window and write its trace."""
+        self._lose_moved_window()
         window = self._window
         self._set_window(None)
         if window is None:
@@ -242,7 +257,7 @@ class WindowSchedule:
         )
 
     def _open(self, steps: StepWindow, next_step: int) -> None:
-        reason = self.blocked_by or (_OF_SCRIPT if self._others else None)
+        reason = self.blocked_by or (_OF_SCRIPT if self._others else _IN_THREADS if self._has_moved else None)
         if reason is not None:
             self._say(f"the window {steps} is not profiled: {reason}")
             return

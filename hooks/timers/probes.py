@@ -17,6 +17,7 @@ from time import process_time_ns as _process_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from perfscope.constants import NS_PER_MS
+from perfscope.hooks.guard import is_of_signal
 
 if TYPE_CHECKING:
     from perfscope.wire.host import DeviceProbe
@@ -53,8 +54,10 @@ def _never_fails(method: _Method) -> _Method:
     def call(self: DeviceProbes, *args: object) -> object:
         try:
             return method(self, *args)
-        except Exception:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+        except BaseException as error:  # the hooks' outer edge, as in the guard
             self.is_on, self.next_step = False, sys.maxsize
+            if is_of_signal(error):
+                raise
             return None
 
     return cast("_Method", call)

@@ -79,7 +79,7 @@ SHOW = "; ".join(
         "print(sys.excepthook, sys.displayhook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit())",
     ]
 )
-OURS = "OURS = 'P _ PYTHONPATH PYTHON_PERFSCOPE KINETO_LOG_LEVEL TEARDOWN_CUPTI sitecustomize '\n"
+OURS = "OURS = 'P _ PYTHONPATH PYTHON_PERFSCOPE TEARDOWN_CUPTI sitecustomize '\n"
 OURS += "OURS += '_perfscope_imports _perfscope_frameworks'\n"
 WRITE_SHOW = f'cat > show.py <<"X"\n{OURS}{SHOW}\nX\n'
 
