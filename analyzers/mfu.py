@@ -15,6 +15,7 @@ from perfscope.analyzers.tflops.comparison import (
     Step,
     compare,
     describe_doubts,
+    describe_kinds,
     explain_spread,
 )
 from perfscope.analyzers.tflops.operation_counts import TracedOperations
@@ -206,6 +207,7 @@ def analyze(run: Run, traced: Sequence[TracedOperations] = ()) -> Utilisation:
             *trained.notes,
             *device.notes,
             *recomputation.notes,
+            *describe_kinds(trained.model),
             *describe_doubts(conventions, step),
             *explain_spread(step, conventions),
             *((counted.sentence(), *counted.explanation) if counted else ()),

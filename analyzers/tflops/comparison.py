@@ -6,20 +6,22 @@ size, a heads of d_qk and d_v dimensions, V vocabulary, s sequence length, N par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 from perfscope.analyzers.tflops import per_token
+from perfscope.analyzers.tflops.per_token import trained_products
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
-from perfscope.models.transformer import Transformer
+from perfscope.models.transformer import Mixing, Transformer
 from perfscope.result import Doc, Figures
 
 NEEDS_DIMENSIONS = (
     "needs the dimensions of the model: give --model, a name or layers=32,hidden=4096,heads=32,vocab=32000"
 )
 
+_NOT_UNIFORM = "assumes attention in every layer, and that all weights are trained"
 _NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
 
 
@@ -59,6 +61,12 @@ _FORMULAS = {
         "Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings",
         per_token.palm,
     ),
+    "megatron_bridge_before_26_06": _Formula(
+        f"{_PRODUCTS}, a gate only in SwiGLU, + 3 L a (d_qk + d_v) s without windows",
+        "NVIDIA-NeMo/Megatron-Bridge 067f987, docs/performance-summary-archive.md, GPT OSS 120B until 26.04.01",
+        per_token.megatron_bridge_before_26_06,
+        "Megatron-LM, and Megatron-Bridge until container 26.04: no windows, no gates but SwiGLU's",
+    ),
     "megatron_before_2025": _Formula(
         f"{_PRODUCTS} + 6 L a (d_qk + d_v) s",
         "NVIDIA/Megatron-LM before 8873b55 (2025-03-06), num_floating_point_operations",
@@ -77,6 +85,17 @@ _FORMULAS = {
         per_token.torchtitan_with_tied_table,
         "torchtitan's main branch since 4ed3c53 (2026-05-08): tflops and mfu",
     ),
+    "torchtitan_since_september_2026": _Formula(
+        "6 (N - embedding unless tied, + h V a prediction module) + 6 L a (d_qk + d_v) min(s, window)",
+        "pytorch/torchtitan 01c01c8, torchtitan/models/utils.py, pull requests 4300 and 4441",
+        per_token.torchtitan_with_windows,
+        "torchtitan's main branch since September 2026: also windows, delta rules, logits of prediction modules",
+    ),
+}
+#: Forms that differ from another convention for some models alone.
+_OTHERWISE_SAME = {
+    "megatron_bridge_before_26_06": per_token.megatron_core,
+    "torchtitan_since_september_2026": per_token.torchtitan_with_tied_table,
 }
 _SIX_N = _Formula("6 N", "Kaplan et al. 2020, arXiv 2001.08361, section 2.1")
 _BIGSCIENCE_CODE = _Formula(
@@ -90,7 +109,8 @@ class Step(NamedTuple):
     """One training step, as far as its operations depend on it.
 
     ``parameters`` are those that a token uses, ``tokens`` are over all GPUs. ``model`` is absent where only the size is
-    known, ``peak_tflops`` for an unknown GPU.
+    known, ``peak_tflops`` for an unknown GPU. Attention counts as in sequences of ``attended_len``, which is not
+    ``seq_len`` where sequences are packed or vary.
     """
 
     parameters: int
@@ -101,6 +121,18 @@ class Step(NamedTuple):
     step_ns: int
     gpus: int
     peak_tflops: float | None
+    attended_len: int | None = None
+
+    @property
+    def attention_len(self) -> int:
+        """Tokens of the sequences that attention stays within."""
+        return self.attended_len or self.seq_len
+
+    @property
+    def without_gradients(self) -> int:
+        """Operations for a token that frozen weights save: the gradients of the weights."""
+        model = self.model
+        return six_n(self.parameters) - trained_products(model, self.parameters) if model else 0
 
     def tflops_per_gpu(self, flops_per_token: int) -> float:
         """TFLOPs per GPU from operations per token."""
@@ -132,7 +164,7 @@ def compare(step: Step) -> tuple[Convention, ...]:
     """Count a step by each of the six conventions, in the order from the plainest to the most detailed."""
     return (
         _bigscience(step, step.checkpointing, "bigscience"),
-        _evaluate(step, "6n", _SIX_N, six_n(step.parameters)),
+        _evaluate(step, "6n", _SIX_N, six_n(step.parameters) - step.without_gradients),
         _paper(step, step.checkpointing, "megatron_paper"),
         *_by_formulas(step, _NEED_DIMENSIONS),
     )
@@ -145,25 +177,30 @@ def variants(step: Step) -> tuple[Convention, ...]:
         for kind in (Checkpointing.NONE, Checkpointing.FULL)
     ]
     if step.model is not None:
-        found += [_paper(step, kind, f"megatron_paper_{kind}") for kind in Checkpointing]
-        code = per_token.bigscience_code(step.model, step.seq_len, step.checkpointing)
-        before_2025, *other_torchtitan = _by_formulas(
-            step, [name for name in _FORMULAS if name not in _NEED_DIMENSIONS]
-        )
-        found += [
-            before_2025,
-            _evaluate(
-                step, "bigscience_code", _BIGSCIENCE_CODE, code, recomputes=step.checkpointing is Checkpointing.FULL
-            ),
-            *other_torchtitan,
-        ]
+        is_uniform = _is_uniform(step.model)
+        found += [_paper(step, kind, f"megatron_paper_{kind}") for kind in Checkpointing if is_uniform]
+        code = per_token.bigscience_code(step.model, step.attention_len, step.checkpointing)
+        names = [name for name in _FORMULAS if name not in _NEED_DIMENSIONS and _differs(step, name)]
+        is_full = step.checkpointing is Checkpointing.FULL
+        found += _by_formulas(step, [name for name in names if name.startswith("megatron")])
+        if is_uniform:
+            found.append(_evaluate(step, "bigscience_code", _BIGSCIENCE_CODE, code, recomputes=is_full))
+        found += _by_formulas(step, [name for name in names if not name.startswith("megatron")])
     return tuple(found)
+
+
+def _differs(step: Step, name: str) -> bool:
+    """Whether a form is another than the one that it is for most models."""
+    usual, formula = _OTHERWISE_SAME.get(name), _FORMULAS[name].of_model
+    if usual is None or formula is None or step.model is None:
+        return True
+    return formula(step.model, step.attention_len) != usual(step.model, step.attention_len)
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
     passes = bigscience_passes(checkpointing)
     formula = _Formula(f"{passes} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
-    flops = bigscience(step.parameters, checkpointing)
+    flops = bigscience(step.parameters, checkpointing) - step.without_gradients
     recomputes = passes > bigscience_passes(Checkpointing.NONE)
     return _evaluate(step, name, formula, flops, recomputes=recomputes)
 
@@ -172,9 +209,16 @@ def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
     model, formula = step.model, _PAPER[checkpointing]
     if model is None:
         return _evaluate(step, name, formula, None)
-    flops = per_token.megatron_paper(model, step.seq_len, checkpointing)
+    if not _is_uniform(model):
+        return _evaluate(step, name, formula, None, reason=_NOT_UNIFORM)
+    flops = per_token.megatron_paper(model, step.attention_len, checkpointing)
     reason = None if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h"
     return _evaluate(step, name, formula, flops, recomputes=checkpointing is not Checkpointing.NONE, reason=reason)
+
+
+def _is_uniform(model: Transformer) -> bool:
+    """Whether every layer has attention over tokens and all weights are trained, as closed forms assume."""
+    return model.trained == 1 and all(mixer.kind in (Mixing.WINDOW, Mixing.CHUNK) for mixer in model.mixers)
 
 
 def _by_formulas(step: Step, names: Iterable[str]) -> tuple[Convention, ...]:
@@ -182,7 +226,7 @@ def _by_formulas(step: Step, names: Iterable[str]) -> tuple[Convention, ...]:
     for name in names:
         formula, flops = _FORMULAS[name], None
         if step.model is not None and formula.of_model is not None:
-            flops = formula.of_model(step.model, step.seq_len)
+            flops = formula.of_model(step.model, step.attention_len)
         found.append(_evaluate(step, name, formula, flops))
     return tuple(found)
 
@@ -198,7 +242,7 @@ def _evaluate(
 ) -> Convention:
     tflops = share = None
     if flops_per_token is None:
-        reason, recomputes = NEEDS_DIMENSIONS, False
+        reason, recomputes = reason or NEEDS_DIMENSIONS, False
     else:
         tflops = step.tflops_per_gpu(flops_per_token)
         name_of_share = f"the {'HFU' if recomputes else 'MFU'} by `{name}`"
@@ -227,6 +271,34 @@ def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str,
     largest = max(step.utilisation(convention.flops_per_token or 0) or 0.0 for convention in withheld)
     doubt = check_share(largest, f"MFU or HFU by {names}", UTILISATION_CAUSES).doubt
     return (doubt.replace("would be", "would be up to") if len(withheld) > 1 else doubt,)
+
+
+def describe_kinds(model: Transformer) -> Iterator[str]:
+    """Say in words which layers have no attention over the whole sequence, and what conventions count of them."""
+    for mixer in model.mixers:
+        layers = f"{mixer.layers} of {model.layers} layers have {mixer.kind}"
+        match mixer.kind:
+            case Mixing.WINDOW | Mixing.CHUNK:
+                yield (
+                    f"{layers} of {mixer.window} tokens. `megatron_core` counts that; `torchtitan` and `palm` count "
+                    "the whole sequence."
+                )
+            case Mixing.COMPRESSED if mixer.ratio:
+                chosen = f"the {mixer.top_k} best of the keys" if mixer.top_k else "all keys"
+                yield (
+                    f"{layers}: a window of {mixer.window} tokens, and {chosen} that each stand for {mixer.ratio} "
+                    "tokens. All conventions count that."
+                )
+            case Mixing.MAMBA | Mixing.DELTA:
+                yield (
+                    f"{layers} in place of attention. `megatron_core` counts its state; `torchtitan` and `palm` count "
+                    "its weights alone."
+                )
+        if mixer.kind is Mixing.MAMBA and mixer.width != 2 * model.hidden:
+            yield (
+                f"Megatron takes Mamba-2 layers as {2 * model.hidden} wide. They are {mixer.width} wide here, so "
+                "`megatron_core` is not what the model needs."
+            )
 
 
 def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, ...]:

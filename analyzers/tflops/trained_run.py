@@ -17,7 +17,7 @@ from perfscope.analyzers.tflops.repeats import largest_repeats
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
-from perfscope.models.parameter_counts import SAME_SIZE, total_parameters
+from perfscope.models.parameter_counts import SAME_SIZE, embedding_parameters, total_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.tables.model import Model, Weight
 from perfscope.tables.run import Run
@@ -65,7 +65,10 @@ def find_trained_model(run: Run) -> TrainedModel:
     name = first.name or "the model"
     notes = [f"{first.no_transformer}; the shapes of its parameters are used instead."] if first.no_transformer else []
     if trainable < parameters:
-        notes.append(f"{parameters - trainable:,} of {parameters:,} parameters are frozen, but counted as trained.")
+        notes.append(
+            f"{parameters - trainable:,} of {parameters:,} parameters are frozen. Gradients of their inputs count, "
+            "gradients of themselves do not."
+        )
     weights = _merge_weights([(part, tensor_rank == 0) for (_, tensor_rank), part in by_part.items()])
     if first.transformer and _is_same_model(first.transformer, parameters, weights):
         model = first.transformer
@@ -86,6 +89,8 @@ def find_trained_model(run: Run) -> TrainedModel:
     # Experts that this replica lacks; a config may not state every vector.
     lacking = total_parameters(model) - parameters
     elsewhere = lacking if model.experts and abs(lacking) > SAME_SIZE * parameters else 0
+    looked_up = 0 if model.tied else embedding_parameters(model)
+    model = model._replace(trained=min(1.0, trainable / max(1, parameters - looked_up)))
     return TrainedModel(model, parameters + elsewhere, trainable + elsewhere, tuple(notes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from perfscope.models.transformer import (
 )
 from perfscope.report import Json
 from perfscope.sources.models.huggingface import is_config_file, read_config
+from perfscope.sources.models.layer_kinds import windowed
 from perfscope.sources.models.presets import find_preset, preset_names
 from perfscope.units import format_parameters, parse_parameters
 
@@ -40,10 +42,12 @@ DEFAULT_CHECKPOINTING = Checkpointing.FULL
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
 _NEED_EXPERTS = ("top_k", "expert_ffn", "shared_ffn", "dense_layers")
 #: What depends on how a model is trained, so that it can follow a model's name.
-_OF_TRAINING = ("mtp_layers", "padded_vocab")
-_NUMBERS = (*_REQUIRED, "kv_heads", "head_dim", "ffn", "experts", *_NEED_EXPERTS, *_OF_TRAINING)
+_OF_TRAINING = ("mtp_layers", "padded_vocab", "lora")
+_NUMBERS = (
+    *_REQUIRED, "kv_heads", "head_dim", "ffn", "window", "window_layers", "experts", *_NEED_EXPERTS, *_OF_TRAINING,
+)  # fmt: skip
 _MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
-_FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0)}
+_FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0), "lora": ("lora", 1)}
 _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
 
 
@@ -56,8 +60,8 @@ class ModelOptions(NamedTuple):
         _of_model(
             metavar="NAME|FILE|DIMENSIONS",
             help="A name (llama3-8b), a Hugging Face config.json or its folder, a training log, or dimensions: "
-            f"{_EXAMPLE}, and kv_heads, head_dim, ffn, gated, tied, experts, top_k, expert_ffn, shared_ffn, "
-            "dense_layers, mtp_layers, padded_vocab.",
+            f"{_EXAMPLE}, and kv_heads, head_dim, ffn, gated, tied, window, window_layers, experts, top_k, "
+            "expert_ffn, shared_ffn, dense_layers; of a name, too: mtp_layers, padded_vocab, lora.",
         ),
     ] = None
 
@@ -150,6 +154,7 @@ class ModelChoice(NamedTuple):
     notes: tuple[str, ...] = ()
     seq_len: int | None = None
     mtp_layers: int = 0
+    published: tuple[str, ...] = ()
 
 
 def choose_model(options: ModelOptions, seq_len: int) -> ModelChoice:
@@ -166,6 +171,14 @@ def choose_model(options: ModelOptions, seq_len: int) -> ModelChoice:
             )
         return ModelChoice(size, size, None, f"the size {options.size}")
     found = _find_model(options.model, seq_len)
+    model = found.transformer
+    if model and 0 < model.positions < seq_len:  # a longer sequence needs a longer table
+        grown = (seq_len - model.positions) * model.hidden
+        found = found._replace(
+            active_parameters=found.active_parameters + grown,
+            total_parameters=found.total_parameters + grown,
+            transformer=model._replace(positions=seq_len),
+        )
     if size is not None and found.transformer is None and size != found.total_parameters:
         raise UsageError(f"--size {options.size} contradicts --model {options.model}")
     if size is not None and abs(size / found.total_parameters - 1) > SAME_SIZE:
@@ -182,7 +195,22 @@ def _choose(description: ModelDescription, stated: int | None = None) -> ModelCh
     """The choice of a model whose dimensions are known, with the size that a log states of one without experts."""
     model = description.transformer
     stated = stated if model.experts is None else None
-    return ModelChoice(stated or active_parameters(model), stated or total_parameters(model), *description)
+    choice = ModelChoice(stated or active_parameters(model), stated or total_parameters(model), *description)
+    return choice._replace(notes=(*choice.notes, *_describe_training(description)))
+
+
+def _describe_training(description: ModelDescription) -> Iterator[str]:
+    """What of a model's training is counted, and what is not."""
+    model, modules = description.transformer, description.mtp_layers
+    if model.mtp_layers:
+        yield f"with multi-token prediction: mtp_layers={model.mtp_layers} modules are counted"
+    elif modules:
+        yield (
+            f"num_nextn_predict_layers = {modules} is not counted, as in the published size; "
+            f"`--model NAME,mtp_layers={modules}` counts it"
+        )
+    if not model.trained:
+        yield "LoRA: the model's weights get no gradients; the operations of the adapters are not counted"
 
 
 def choose_logged_model(log: JobLog) -> ModelChoice | None:
@@ -272,11 +300,15 @@ def _complete(description: ModelDescription, typed: dict[str, int]) -> ModelDesc
         )
     if not typed:
         return description
-    completed = model._replace(
+    return description._replace(transformer=require_consistent(_with_training(model, typed)))
+
+
+def _with_training(model: Transformer, typed: dict[str, int]) -> Transformer:
+    return model._replace(
         mtp_layers=typed.get("mtp_layers", model.mtp_layers),
         padded_vocabulary=typed.get("padded_vocab", model.padded_vocabulary),
+        trained=0.0 if typed.get("lora") else 1.0,
     )
-    return description._replace(transformer=require_consistent(completed))
 
 
 def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription:
@@ -313,10 +345,17 @@ def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription
         layer_vectors=2 * norm + biases,
         other_vectors=norm,
         experts=_make_experts(typed, layers, ffn),
-        mtp_layers=typed.get("mtp_layers", 0),
-        padded_vocabulary=typed.get("padded_vocab"),
     )
-    return ModelDescription(require_consistent(model), "the dimensions given")
+    model = require_consistent(_with_window(_with_training(model, typed), typed))
+    return ModelDescription(model, "the dimensions given")
+
+
+def _with_window(model: Transformer, typed: dict[str, int]) -> Transformer:
+    if "window" not in typed:
+        if "window_layers" in typed:
+            raise UsageError("--model: window_layers is given without window")
+        return model
+    return model._replace(mixers=(windowed(model, typed.get("window_layers", model.layers), typed["window"]),))
 
 
 def _make_experts(typed: dict[str, int], layers: int, ffn: int) -> Experts | None:

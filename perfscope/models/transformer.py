@@ -43,10 +43,10 @@ class Experts(NamedTuple):
 class Mixing(StrEnum):
     """How a layer mixes tokens where it has no attention over all earlier tokens."""
 
-    WINDOW = "sliding window"
+    WINDOW = "a sliding window"
     CHUNK = "attention in chunks"
     COMPRESSED = "compressed attention"
-    DELTA = "gated delta rule"
+    DELTA = "a gated delta rule"
     MAMBA = "Mamba-2"
     NONE = "an MLP alone"
 
@@ -194,6 +194,7 @@ class ModelDescription(NamedTuple):
     """The dimensions of a model, where they come from as a phrase, and how its authors trained it.
 
     ``seq_len`` and ``mtp_layers`` are of pre-training; the transformer counts prediction modules only where asked.
+    ``published`` says in words which operations per token are published, where publishers disagree.
     """
 
     transformer: Transformer
@@ -201,3 +202,4 @@ class ModelDescription(NamedTuple):
     notes: tuple[str, ...] = ()
     seq_len: int | None = None
     mtp_layers: int = 0
+    published: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from perfscope.commands.model import (
     resolve_peak,
 )
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
+from perfscope.commands.tflops.lengths import parse_lengths
 from perfscope.commands.tflops.report import TflopsAnswer, to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
@@ -39,6 +40,15 @@ def tflops(
         typer.Option(
             help="A training log: supplies missing values; its logged TFLOPs are compared with the conventions.",
             show_default="none",
+        ),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST|FILE|MEANS",
+            help="Lengths of the sequences that attention stays within, where they are packed into --seq-len tokens or "
+            "vary: 512,1500,2084, a file of them, or mean=380,mean_square=210000.",
+            show_default="--seq-len",
         ),
     ] = None,
     format: FormatOption = Format.MARKDOWN,
@@ -70,7 +80,12 @@ def tflops(
         if value is None:
             raise UsageError(f"{option} is missing", hint="perfscope tflops --size 52B --gbs 1024 --time 127")
     samples = require_positive("--gbs", inputs.samples or 0)
+    known = parse_lengths(lengths) if lengths else None
+    if known and inputs.seq_len is None:
+        inputs = inputs._replace(seq_len=round(known.mean))
     seq_len = require_positive("--seq-len", usual_seq_len if inputs.seq_len is None else inputs.seq_len)
+    if known and known.mean > seq_len + 0.5:
+        raise UsageError(f"sequences of {known.mean:.6g} tokens (--lengths) do not fit into {seq_len} (--seq-len)")
     found = resolve_peak(peak._replace(dtype=inputs.dtype))
     step_of_choice = Step(
         parameters=choice.active_parameters,
@@ -81,7 +96,8 @@ def tflops(
         step_ns=inputs.step_ns or 0,
         gpus=require_positive("--gpus", DEFAULT_GPUS if inputs.gpus is None else inputs.gpus),
         peak_tflops=found.tflops,
+        attended_len=known.attended_len if known else None,
     )
-    answer = TflopsAnswer(step_of_choice, samples, choice, inputs, found, step_log)
+    answer = TflopsAnswer(step_of_choice, samples, choice, inputs, found, step_log, known)
     report = to_report(answer)
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfscope.analyzers.tflops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
+from perfscope.analyzers.tflops.comparison import (
+    Convention,
+    Step,
+    compare,
+    describe_doubts,
+    describe_kinds,
+    explain_spread,
+    variants,
+)
 from perfscope.commands.model import UNNAMED, ModelChoice, Peak, StepInputs, describe_assumed_seq_len
+from perfscope.commands.tflops.lengths import Lengths
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.models.hardware import fastest_gpu
@@ -33,15 +42,22 @@ class TflopsAnswer(NamedTuple):
     inputs: StepInputs
     peak: Peak
     log: StepLog | None
+    lengths: Lengths | None = None
 
 
 def to_report(answer: TflopsAnswer) -> Report:
     """Write the answer: the figure, the table of conventions, why they differ, and what was assumed."""
     step = answer.step
-    tflops_per_gpu = step.tflops_per_gpu(bigscience(step.parameters, step.checkpointing))
+    tflops_per_gpu = step.tflops_per_gpu(bigscience(step.parameters, step.checkpointing) - step.without_gradients)
     conventions, other_forms = compare(step), variants(step)
     log, sentence = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else (None, "")
-    explanation = (*describe_doubts(conventions, step), *explain_spread(step, conventions))
+    kinds = tuple(describe_kinds(step.model)) if step.model else ()
+    explanation = (
+        *describe_doubts(conventions, step),
+        *explain_spread(step, conventions),
+        *kinds,
+        *answer.choice.published,
+    )
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
     above_peak = _warn_above_peak(answer, tflops_per_gpu) or _warn_of_little(answer, tflops_per_gpu)
     warnings = (*answer.peak.warnings, *above_peak)
@@ -191,7 +207,7 @@ def _convention_sections(
         if convention.flops_per_token is not None
     )
     table = Section("Conventions", columns, rows, tuple(notes))
-    if uncounted:
+    if not other_forms or uncounted == list(conventions[2:]):
         return (table,)
     forms = tuple((*_figures(variant, log_convention), variant.printed_by) for variant in other_forms)
     return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
@@ -217,8 +233,8 @@ def _list_assumptions(answer: TflopsAnswer) -> tuple[str, ...]:
     )
     lines = [line for value, line in values if value is None]
     model = answer.choice.transformer
-    if model and model.window and model.window < step.seq_len:
-        lines.append(f"attention over the whole sequence; the sliding window of {model.window} tokens is not counted")
+    if answer.lengths:
+        lines.append(answer.lengths.sentence(step.attention_len))
     if model and model.context and model.context < step.seq_len:
         lines.append(f"{model.name} accepts sequences of {step.seq_len} tokens; its authors state {model.context}")
     return tuple(lines)

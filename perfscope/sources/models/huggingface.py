@@ -225,17 +225,26 @@ def read_config(path: Path) -> ModelDescription:
             f"{file} is a DeepSpeed config, which contains no dimensions of a model",
             hint="give --model or --size, and --zero, --micro-batch and --dtype for what it sets",
         )
-    model, notes = to_transformer(config, str(file))
-    return ModelDescription(model, f"{file} ({config['model_type']})", notes)
+    model, text = to_transformer(config, str(file)), text_config(config)
+    notes = () if text is config else (f"the text model of {config.get('model_type')!r} alone is counted",)
+    return ModelDescription(
+        model, f"{file} ({text['model_type']})", notes, mtp_layers=text.get("num_nextn_predict_layers") or 0
+    )
 
 
-def to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, ...]]:
-    """Build a Transformer from a config's keys; the second value lists what is not counted.
+def text_config(config: Config) -> Config:
+    """The part that describes the text model, where one of a known kind is within a model of images or sound."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) and text.get("model_type") in FAMILIES else config
+
+
+def to_transformer(config: Config, name: str) -> Transformer:
+    """Build a Transformer from a config's keys, without its prediction modules, as published sizes are.
 
     Raises UsageError where its architecture or a part of it is not known, or its dimensions contradict each other.
     """
     try:
-        return _to_transformer(config, name)
+        return _to_transformer(text_config(config), name)
     except (TypeError, ValueError, AttributeError, ZeroDivisionError):
         raise UsageError(
             f"{name}: a value has another type than the key has in {config.get('model_type')!r}",
@@ -243,8 +252,9 @@ def to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, .
         ) from None
 
 
-def _to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, ...]]:
+def _to_transformer(config: Config, name: str) -> Transformer:
     family = _family(config, name)
+    _optional_count(config, "num_nextn_predict_layers", name)
     config = {**family.defaults, **config}
     _refuse_unknown_parts(config, family, name)
     kinds = _kinds(config, family, name)
@@ -271,7 +281,7 @@ def _to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, 
     )
     model = _with_vectors(require_consistent(model), config, family)
     makers = _makers(config, name)
-    return require_consistent(with_kinds(model, Counter(kinds), makers)), _notes(config)
+    return require_consistent(with_kinds(model, Counter(kinds), makers))
 
 
 def _family(config: Config, name: str) -> Family:
@@ -533,13 +543,3 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
         model = model._replace(streams=streams)
         outside += joining_parameters(model)
     return model._replace(layer_vectors=vectors, other_vectors=outside, projections=projections)
-
-
-def _notes(config: Config) -> tuple[str, ...]:
-    modules = config.get("num_nextn_predict_layers")
-    if not modules:
-        return ()
-    return (
-        f"num_nextn_predict_layers = {modules} is not counted, as in the published size; "
-        f"`--model NAME,mtp_layers={modules}` counts it",
-    )

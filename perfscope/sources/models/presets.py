@@ -48,11 +48,10 @@ def find_preset(name: str) -> ModelDescription | None:
         return None
     entry = tomllib.loads(_entries()[preset])
     config = entry["config"]
-    model, notes = to_transformer(config, preset)
     return ModelDescription(
-        transformer=model,
+        transformer=to_transformer(config, preset),
         origin=f"the preset {preset} ({entry['source']})",
-        notes=(*notes, *entry.get("published", ())),
         seq_len=entry.get("seq_len"),
         mtp_layers=config.get("num_nextn_predict_layers", 0),
+        published=tuple(entry.get("published", ())),
     )

@@ -78,7 +78,7 @@ def _dimensions(config: Mapping[str, object], name: str) -> tuple[Transformer | 
     """The dimensions by a Hugging Face config or by Megatron's arguments, and why there are none."""
     try:
         if "model_type" in config:
-            return to_transformer(config, name)[0], ""
+            return to_transformer(config, name), ""
         if "padded_vocab_size" in config:
             return model_from_arguments({key: str(value) for key, value in config.items()}, None, name), ""
     except UsageError as error:
