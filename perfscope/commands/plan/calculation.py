@@ -21,7 +21,7 @@ from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import Transformer
+from perfscope.models.transformer import Mixing, Transformer
 from perfscope.sources.models.presets import find_preset
 from perfscope.units import format_parameters
 
@@ -29,8 +29,12 @@ _GPUS_PER_NODE = 8
 
 
 def check_layout(inputs: PlanInputs, model: Transformer) -> None:
-    """Refuse degrees that do not divide what they split (UsageError)."""
+    """Refuse degrees that do not divide what they split, and layers whose activations are not known (UsageError)."""
     layout = inputs.layout
+    unknown = {str(mixer.kind) for mixer in model.mixers} - {Mixing.WINDOW, Mixing.CHUNK}
+    if unknown:
+        kinds = ", ".join(sorted(unknown))
+        raise UsageError(f"what layers of {model.name} keep for the backward pass is not known ({kinds})")
     tensor, pipeline, context, virtual = map(layout.size, ("tp", "pp", "cp", "virtual_stages"))
     if layout.zero is not None and layout.zero not in range(LAST_STAGE + 1):
         raise UsageError(f"the stage of ZeRO is 0 to {LAST_STAGE}, not {layout.zero}")

@@ -80,7 +80,7 @@ def tflops(
         if value is None:
             raise UsageError(f"{option} is missing", hint="perfscope tflops --size 52B --gbs 1024 --time 127")
     samples = require_positive("--gbs", inputs.samples or 0)
-    known = parse_lengths(lengths) if lengths else None
+    known = None if lengths is None else parse_lengths(lengths)
     if known and inputs.seq_len is None:
         inputs = inputs._replace(seq_len=round(known.mean))
     seq_len = require_positive("--seq-len", usual_seq_len if inputs.seq_len is None else inputs.seq_len)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from perfscope.errors import UsageError
 
 _MEANS = re.compile(r"mean=([\d.e+]+)[,\s]+mean_square=([\d.e+]+)")
+#: What is no path.
+_IN_PLACE = re.compile(r"[-+\d.,\s]*$|mean=")
 _HINT = "--lengths 512,1500,2084, a file of lengths, or mean=380,mean_square=210000"
 
 
@@ -34,8 +36,7 @@ class Lengths(NamedTuple):
 
 def parse_lengths(text: str) -> Lengths:
     """Read ``512,1500``, a file of numbers, or the two means; UsageError where these are no lengths."""
-    path = Path(text)
-    content = path.read_text("utf-8", "replace") if path.is_file() else text
+    content = text if _IN_PLACE.match(text) else _read(Path(text))
     try:
         if means := _MEANS.fullmatch(content.strip()):
             return _checked(Lengths(float(means[1]), float(means[2])))
@@ -45,6 +46,13 @@ def parse_lengths(text: str) -> Lengths:
     if min(lengths) < 1:
         raise UsageError(f"--lengths: a sequence cannot have {min(lengths)} tokens", hint=_HINT)
     return _checked(Lengths(sum(lengths) / len(lengths), sum(length**2 for length in lengths) / len(lengths)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except (OSError, ValueError):
+        raise UsageError(f"--lengths: {str(path)!r} is neither a list of lengths nor a file", hint=_HINT) from None
 
 
 def _checked(lengths: Lengths) -> Lengths:

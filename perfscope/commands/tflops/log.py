@@ -25,13 +25,18 @@ from perfscope.tables.joblog import JobLog
 #: Half of the last digit of tokens/s, which are printed without decimals.
 _HALF_A_TOKEN = 0.5
 
-_MEGATRON_CONVENTIONS = {"megatron_core", "megatron_before_2025", "bigscience_code"}
+_MEGATRON_CONVENTIONS = {"megatron_core", "megatron_bridge_before_26_06", "megatron_before_2025", "bigscience_code"}
 #: The conventions that a framework's log is likely to use, tried first.
 _LIKELY = {
     "megatron-lm": _MEGATRON_CONVENTIONS,
     "megatron-deepspeed": _MEGATRON_CONVENTIONS,
     "gpt-neox": _MEGATRON_CONVENTIONS,
-    "torchtitan": {"torchtitan", "torchtitan_before_april_2024", "torchtitan_since_may_2026"},
+    "torchtitan": {
+        "torchtitan",
+        "torchtitan_before_april_2024",
+        "torchtitan_since_may_2026",
+        "torchtitan_since_september_2026",
+    },
 }
 
 

@@ -53,6 +53,11 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "s
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "experts_per_token")
 _MOST_LAYERS = 10_000
+_MAMBA = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+_DELTA = (
+    "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+    "linear_conv_kernel_dim",
+)  # fmt: skip
 #: Other names of kinds of layers.
 _KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
 #: DeepSeek-V4's kinds by how many tokens share a key, as ``compress_ratios`` names them.
@@ -304,7 +309,7 @@ def _family(config: Config, name: str) -> Family:
 def _refuse_unknown_parts(config: Config, family: Family, name: str) -> None:
     kind = config["model_type"]
     for key in _UNKNOWN_IF_SET:
-        if config.get(key) and (family.has_qk_norm is True or key not in family.has_qk_norm):
+        if config.get(key) and (isinstance(family.has_qk_norm, bool) or key not in family.has_qk_norm):
             raise UsageError(f"{name}: {key} in {kind!r} is not known")
     if not family.mixture and (_find_count(config, _EXPERTS) or 0) > 1:
         raise UsageError(f"{name}: experts in {kind!r}, which has a dense MLP elsewhere, are not known")
@@ -332,6 +337,13 @@ def _require_count(config: Config, keys: Sequence[str], name: str, meaning: str)
     value = _find_count(config, keys)
     if value is None:
         raise UsageError(f"{name}: the {meaning} ({keys[0]}) is missing")
+    return value
+
+
+def _positive_count(config: Config, key: str, name: str) -> int:
+    value = _require_count(config, (key,), name, f"value of {key}")
+    if value < 1:
+        raise UsageError(f"{name}: {key} must be at least 1, not {value}")
     return value
 
 
@@ -413,10 +425,7 @@ def _makers(config: Config, name: str) -> dict[str, Callable[[Transformer, int],
     """What makes the layers of each kind of this model."""
 
     def count(key: str) -> int:
-        value = _require_count(config, (key,), name, f"value of {key}")
-        if value < 1:
-            raise UsageError(f"{name}: {key} must be at least 1, not {value}")
-        return value
+        return _positive_count(config, key, name)
 
     def make_window(model: Transformer, layers: int) -> Mixer:
         window = count("sliding_window")
@@ -428,12 +437,10 @@ def _makers(config: Config, name: str) -> dict[str, Callable[[Transformer, int],
         return windowed(model, layers, count("attention_chunk_size"), Mixing.CHUNK)
 
     def make_recurrent(model: Transformer, layers: int) -> Mixer:
-        if config["model_type"] == "nemotron_h":
-            sizes = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
-            has_bias = bool(config.get("use_conv_bias", True))
-            return mamba(model, layers, Recurrence(*map(count, sizes), has_bias=has_bias))
-        keys = ("num_value_heads", "value_head_dim", "num_key_heads", "key_head_dim", "conv_kernel_dim")
-        return gated_delta(model, layers, Recurrence(*(count(f"linear_{key}") for key in keys)))
+        is_mamba = config["model_type"] == "nemotron_h"
+        heads, head_dim, groups, state, kernel = map(count, _MAMBA if is_mamba else _DELTA)
+        sizes = Recurrence(heads, head_dim, groups, state, kernel, bool(config.get("use_conv_bias", True)))
+        return mamba(model, layers, sizes) if is_mamba else gated_delta(model, layers, sizes)
 
     def make_compressed(model: Transformer, layers: int, ratio: int) -> Mixer:
         sizes = Compression(ratio, count("sliding_window"))
@@ -533,8 +540,7 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
         projections = model.hidden * (3 * model.query_dim + 2 * kv_dim)
     if kind == "deepseek_v4":
         rank, out_rank, groups, streams = (
-            _require_count(config, (key,), model.name, f"value of {key}")
-            for key in ("q_lora_rank", "o_lora_rank", "o_groups", "hc_mult")
+            _positive_count(config, key, model.name) for key in ("q_lora_rank", "o_lora_rank", "o_groups", "hc_mult")
         )
         projections = rank * (model.hidden + model.query_dim) + model.hidden * kv_dim
         projections += out_rank * (model.query_dim + groups * model.hidden)

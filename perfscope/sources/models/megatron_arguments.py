@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from perfscope.errors import UsageError
@@ -12,9 +14,13 @@ from perfscope.models.transformer import (
     PLAIN_MATRICES,
     Experts,
     Latent,
+    Mixer,
     Transformer,
     require_consistent,
 )
+from perfscope.sources.models.layer_kinds import ALONE, LETTERS, Recurrence, alone, mamba, windowed, with_kinds
+
+_PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 
 
 def model_from_arguments(
@@ -40,10 +46,11 @@ def model_from_arguments(
     norm = hidden if rms else 2 * hidden
     mlp_inner = ffn * (2 if gated else 1)
     biases = (heads + 2 * kv_heads) * head_dim + 2 * hidden + mlp_inner
-    return require_consistent(
+    kinds = _kinds(arguments, layers, origin)
+    model = require_consistent(
         Transformer(
             name=f"the model of {Path(origin).name}",
-            layers=layers,
+            layers=len(kinds),
             hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
@@ -59,8 +66,55 @@ def model_from_arguments(
             latent=_latent(numbers, origin) if "multi_latent_attention" in enabled else None,
             experts=experts,
             mtp_layers=numbers.get("mtp_num_layers", 0),
+            is_swiglu="swiglu" in enabled or not gated,
         )
     )
+    if set(kinds) & set(ALONE):  # a hybrid: each layer has one norm
+        model = model._replace(layer_vectors=norm, experts=experts and experts._replace(layers=kinds.count("moe")))
+    return require_consistent(with_kinds(model, Counter(kinds), _makers(arguments, numbers)))
+
+
+def _kinds(arguments: Mapping[str, str], layers: int, origin: str) -> list[str]:
+    """The kind of each layer: of the hybrid's pattern, else which of them have the window."""
+    pattern = next((text for key in _PATTERNS if (text := arguments.get(key, "None")) not in ("None", "")), None)
+    if pattern is not None:
+        letters = pattern.split("/")[0].replace("|", "")
+        if unknown := set(letters) - set(LETTERS):
+            raise UsageError(f"{origin}: layers {', '.join(sorted(unknown))} of the pattern {pattern} are not known")
+        return [LETTERS[letter] for letter in letters]
+    if not _window(arguments):
+        return ["full_attention"] * layers
+    frequency = arguments.get("window_attn_skip_freq", "None")
+    if frequency.isdigit() and int(frequency):
+        has_window = [(layer + 1) % int(frequency) != 0 for layer in range(layers)]
+    else:
+        has_window = [bit == "1" for bit in re.findall(r"[01]", frequency)] or [True] * layers
+    if len(has_window) != layers:
+        raise UsageError(f"{origin}: window_attn_skip_freq {frequency} does not describe {layers} layers")
+    return ["sliding_attention" if windowed else "full_attention" for windowed in has_window]
+
+
+def _window(arguments: Mapping[str, str]) -> int:
+    """Tokens of the window: those before a token, and the token itself."""
+    sizes = [int(size) for size in re.findall(r"\d+", arguments.get("window_size", ""))]
+    return sum(sizes) + 1 if sizes else 0
+
+
+def _makers(
+    arguments: Mapping[str, str], numbers: Mapping[str, int]
+) -> Mapping[str, Callable[[Transformer, int], Mixer]]:
+    sizes = Recurrence(
+        heads=numbers.get("mamba_num_heads") or 2 * numbers["hidden_size"] // numbers.get("mamba_head_dim", 64),
+        head_dim=numbers.get("mamba_head_dim", 64),
+        groups=numbers.get("mamba_num_groups", 8),
+        state=numbers.get("mamba_state_dim", 128),
+        kernel=4,
+    )
+    return {
+        "sliding_attention": partial(windowed, window=_window(arguments)),
+        LETTERS["M"]: partial(mamba, sizes=sizes),
+        **dict.fromkeys(ALONE, alone),
+    }
 
 
 def _positions(arguments: Mapping[str, str], numbers: Mapping[str, int]) -> int:
@@ -99,6 +153,7 @@ def _experts(
         ffn=numbers.get("moe_ffn_hidden_size") or ffn,
         shared_ffn=numbers.get("moe_shared_expert_intermediate_size") or 0,
         layers=_expert_layers(arguments.get("moe_layer_freq", "1"), layers, origin),
+        latent=numbers.get("moe_latent_size"),
     )
 
 

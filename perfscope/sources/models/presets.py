@@ -24,7 +24,7 @@ def _entries() -> dict[str, str]:
 @cache
 def _names() -> dict[str, str]:
     """The name of the entry by each of its names, normalised."""
-    found = {}
+    found: dict[str, str] = {}
     for preset, text in _entries().items():
         aliases = _ALIASES.search(text)
         found |= {_normalise(name): preset for name in (preset, *re.findall(r'"(.+?)"', aliases[1] if aliases else ""))}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from perfscope.analyzers.tflops.per_token import megatron_core
 from perfscope.errors import UsageError
 from perfscope.models.parameter_counts import active_parameters, total_parameters
 from perfscope.sources.models.huggingface import FAMILIES, to_transformer
@@ -221,6 +221,10 @@ def _config(tmp_path: Path, **keys: object) -> Path:
         ({"model_type": "mixtral", **_GROUPED, "num_local_experts": 8}, "num_experts_per_tok"),
         ({"model_type": "mixtral", **_GROUPED, "num_local_experts": 8, "num_experts_per_tok": 9}, "9 of 8 experts"),
         ({"model_type": "qwen3", **_WIDE, "layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"model_type": "qwen3", **_WIDE, "layer_types": ["full_attention"]}, "the kinds of 1 layers"),
+        ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "MXE*"}, "layers of type X"),
+        ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "M" * 9}, "the kinds of 9 layers"),
+        ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "ME*M", "n_groups": 0}, "n_groups"),
         ({"model_type": "phi", **_SMALL, "qk_layernorm": True}, "qk_layernorm"),
         (
             {"model_type": "opt", **_SMALL, "max_position_embeddings": 9, "word_embed_proj_dim": 32},
@@ -237,28 +241,32 @@ def test_a_config_json_that_is_not_understood_is_refused_by_its_part(
     assert line.count("\n") <= 2
 
 
-@given(
-    kind=st.sampled_from(sorted(FAMILIES)),
-    key=st.sampled_from(sorted({key for _, keys, _ in BUILT_BY_TRANSFORMERS for key in keys} | {"layer_types"})),
-    value=st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-2, 3),
-        st.floats(),
-        st.text(max_size=2),
-        st.lists(st.integers(), max_size=2),
-    ),
-)
-def test_a_value_of_another_type_is_refused_or_read_and_never_breaks(kind: str, key: str, value: object) -> None:
-    keys = next(keys for other, keys, _ in BUILT_BY_TRANSFORMERS if other == kind)
-    refusal = ""
-    parameters: tuple[int, int] = (0, 0)
-    try:
-        model = to_transformer({"model_type": kind, **keys, key: value}, "config.json")
-        parameters = total_parameters(model), active_parameters(model)
-    except UsageError as error:
-        refusal = error.problem
-    assert refusal.startswith("config.json") or parameters[0] >= parameters[1] > 0
+#: Values that no file should have, for each key of each architecture.
+ODD: tuple[object, ...] = (
+    None, True, False, 0, -1, 1, 3, 10**9, 10**30, 1.5, nan, inf, "", "1536", "M*E-", [], [0, 0], ["mamba"] * 3,
+    ["full_attention"] * 4, ["sliding_attention", "x"], [[1]], {"a": 1},
+)  # fmt: skip
+_OTHER_KEYS = {
+    "compress_ratios", "full_attention_interval", "hybrid_override_pattern", "layer_types", "layers_block_type",
+    "moe_layers", "moe_latent_size", "no_rope_layers", "num_nextn_predict_layers", "sliding_window",
+    "sliding_window_pattern", "text_config", "use_sliding_window",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "keys", "parameters"), BUILT_BY_TRANSFORMERS)
+def test_a_value_of_another_type_is_refused_or_read_and_never_breaks(
+    kind: str, keys: dict[str, Any], parameters: int
+) -> None:
+    assert parameters
+    for key in sorted({*keys, *_OTHER_KEYS}):
+        for value in ODD:
+            refusal, stored, used, operations = "", 0, 0, 0
+            try:
+                model = to_transformer({"model_type": kind, **keys, key: value}, "config.json")
+                stored, used, operations = total_parameters(model), active_parameters(model), megatron_core(model, 99)
+            except UsageError as error:
+                refusal = error.problem
+            assert refusal.startswith("config.json") or (stored >= used > 0 < operations), (key, value)
 
 
 @pytest.mark.parametrize("value", [-253.0, 1536.5, -1, True, "1536"])
@@ -266,6 +274,14 @@ def test_a_rank_that_is_no_count_is_refused(value: object) -> None:
     keys = next(keys for kind, keys, _ in BUILT_BY_TRANSFORMERS if kind == "kimi_k2")
     with pytest.raises(UsageError, match="q_lora_rank"):
         to_transformer({"model_type": "kimi_k2", **keys, "q_lora_rank": value}, "config.json")
+
+
+def test_the_text_model_of_a_model_of_images_is_counted_and_said(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560, "intermediate_size": 10240}
+    path = _config(tmp_path, model_type="gemma3", text_config=text, vision_config={"hidden_size": 1152})
+    document = answer("tflops", "--model", path, *STEP)
+    assert document["model"]["parameters"] == 3_880_263_168  # what transformers builds of google/gemma-3-4b-pt
+    assert "the text model of 'gemma3' alone is counted" in document["assumed"]
 
 
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:

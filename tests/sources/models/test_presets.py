@@ -24,6 +24,21 @@ PUBLISHED = {
     "kimi-k2": (1_026_408_209_408, 32_861_477_888),
 }
 
+#: Parameters of the models that transformers 5.23 builds from these configurations.
+BUILT = {
+    "deepseek-v4-flash": 284_332_230_231,
+    "deepseek-v4-pro": 1_572_997_179_491,
+    "gemma3-27b": 27_009_346_304,
+    "glm-4.5": 352_797_814_784,
+    "llama4-maverick": 400_711_848_960,
+    "llama4-scout": 107_769_861_120,
+    "nemotron-3-nano": 31_577_937_344,
+    "nemotron-3-super": 120_668_687_360,
+    "nemotron-3-ultra": 549_308_968_960,
+    "nemotron-h-56b": 56_324_350_464,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+}
+
 #: Names as tables of NVIDIA and others write them.
 WRITTEN = {
     "DeepSeekV3": "deepseek-v3",
@@ -41,6 +56,20 @@ def test_named_models_have_their_published_parameters(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None
     assert (total_parameters(preset.transformer), active_parameters(preset.transformer)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_named_models_have_the_parameters_that_transformers_builds(name: str) -> None:
+    preset = find_preset(name)
+    assert preset is not None
+    assert total_parameters(preset.transformer) == BUILT[name]
+
+
+def test_a_prediction_module_has_the_parameters_that_torchtitan_counts() -> None:
+    """DeepSeek-V4-Flash with one module: pytorch/torchtitan, pull request 4441."""
+    preset = find_preset("deepseek-v4-flash")
+    assert preset is not None
+    assert total_parameters(preset.transformer._replace(mtp_layers=1)) == 290_942_278_866
 
 
 @pytest.mark.parametrize("written", WRITTEN)
