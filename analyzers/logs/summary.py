@@ -23,12 +23,14 @@ from perfscope.report import Section
 from perfscope.result import GIGABYTES, Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import MaskedFloat64
 from perfscope.tables.joblog import Iterations, JobLog
-from perfscope.units import format_parameters, format_seconds
+from perfscope.units import format_count, format_parameters, format_seconds
 
 #: By how much two figures of one thing may differ.
 _TOLERANCE = 0.05
 _SLOW = 3.0
 _COARSE = 0.1
+#: More logs are counted, not named.
+_MOST_NAMED = 3
 _LOWER_BOUND = "DeepSpeed's timers"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
@@ -197,6 +199,16 @@ class LoggedTimer(Figures, frozen=True):
     lines: Annotated[int, Doc("Over how many lines.")]
 
 
+class BenchmarkRun(Figures, frozen=True):
+    """What MLPerf's events state of a run."""
+
+    run_s: Annotated[float | None, Doc("From `run_start` to `run_stop`: the score.")]
+    warmup_s: Annotated[float | None, Doc("Warm-up before it.")]
+    iterations: Annotated[int | None, Doc("Iterations until its end.")]
+    evaluation: Annotated[FirstAndLast | None, Doc("The quality at the first and the last evaluation.")]
+    target: Annotated[float | None, Doc("The quality that ends it.")]
+
+
 class LogSummary(Result, frozen=True, kw_only=True):
     """The speed and the set-up of the run that wrote one log."""
 
@@ -221,6 +233,7 @@ class LogSummary(Result, frozen=True, kw_only=True):
     samples_per_s: Annotated[float | None, Doc("Batch over the median time.")]
     tokens_per_s: Annotated[float | None, Doc("Tokens a second over all GPUs.")]
     tflops_per_gpu: Annotated[float | None, Doc("By the BigScience convention, from the median time.")]
+    tflops_reason: Annotated[str | None, Doc("Why there are none.")]
     logged: Annotated[Logged, Doc("What the log itself states.")]
     layers: Annotated[int | None, Doc("Layers of the model.")]
     hidden: Annotated[int | None, Doc("Hidden size.")]
@@ -235,6 +248,7 @@ class LogSummary(Result, frozen=True, kw_only=True):
     oom: Annotated[str | None, Doc("What ran out of memory: `device` or `host`.")]
     checkpoints: Annotated[tuple[LoggedSave, ...], Doc("Checkpoint saves.")]
     timers_ms: Annotated[Mapping[str, LoggedTimer], Doc("Parts of an iteration.")]
+    benchmark: Annotated[BenchmarkRun | None, Doc("What MLPerf's events state; null in other logs.")]
     flags: Annotated[tuple[str, ...], Doc("Doubts: `code: sentence`.")]
 
 
@@ -243,8 +257,8 @@ def _interval(summary: LogSummary) -> str | None:
     return None if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}"
 
 
-def _losses(summary: LogSummary) -> str | None:
-    return f"{summary.loss.first:.4g} to {summary.loss.last:.4g}" if summary.loss else None
+def _change(values: FirstAndLast | None) -> str | None:
+    return f"{values.first:.4g} to {values.last:.4g}" if values else None
 
 
 class TrainingLogs(Result, frozen=True):
@@ -285,7 +299,7 @@ class TrainingLogs(Result, frozen=True):
             Column("GBS", lambda log: log.setup.gbs),
             Column("ZeRO", lambda log: log.setup.layout.zero_stage),
             Column("Seq length", lambda log: log.setup.seq_len),
-            Column("Loss", _losses),
+            Column("Loss", lambda log: _change(log.loss)),
             Column("Loss scale", lambda log: log.loss_scale and log.loss_scale.last, decimals=0),
             Column("Skipped", "skipped_iterations"),
         ),
@@ -314,12 +328,27 @@ class TrainingLogs(Result, frozen=True):
         ),
     )
 
+    BENCHMARKS = Table(
+        "MLPerf",
+        "logs",
+        (
+            Column("Log", "path"),
+            Column("Run (s)", lambda log: log.benchmark.run_s, decimals=3),
+            Column("Warm-up (s)", lambda log: log.benchmark.warmup_s, decimals=3),
+            Column("Iterations", lambda log: log.benchmark.iterations),
+            Column("Evaluation", lambda log: _change(log.benchmark.evaluation)),
+            Column("Target", lambda log: log.benchmark.target, decimals=3),
+        ),
+    )
+
     def sections(self) -> tuple[Section, ...]:
-        """Speed and set-up; memory, saves and flags of the logs that have some."""
+        """Speed and set-up; benchmarks, memory, saves and flags of the logs that have some."""
         parts = [self.SPEED.section(self.logs, self._notes()), self.SETUP.section(self.logs)]
         memory = [log for log in self.logs if log.oom or log.memory != LoggedMemory(None, None, None, None)]
         saves = [(log.path, save) for log in self.logs for save in log.checkpoints]
         flags = tuple(f"{log.path}: {flag}" for log in self.logs for flag in log.flags)
+        benchmarks = [log for log in self.logs if log.benchmark]
+        parts += [self.BENCHMARKS.section(benchmarks)] if benchmarks else []
         parts += [self.MEMORY.section(memory)] if memory else []
         parts += [self.SAVES.section(saves)] if saves else []
         parts += [Section("Flags", notes=flags)] if flags else []
@@ -337,8 +366,18 @@ class TrainingLogs(Result, frozen=True):
             f"{text}; `mean_all_s` in JSON is over all records.",
             *((f"Assumptions, where neither the log nor its name states a value: {assumed}.",) if assumed else ()),
             "TFLOPs by convention `bigscience`, from the median; samples/s is batch over median.",
+            *self._without_tflops(),
             *(f"{log.path}: {log.status}, {log.reason}." for log in self.logs if log.reason),
         )
+
+    def _without_tflops(self) -> Iterator[str]:
+        paths: dict[str, list[str]] = {}
+        for log in self.logs:
+            if log.tflops_reason is not None:
+                paths.setdefault(log.tflops_reason, []).append(log.path)
+        for reason, of_reason in paths.items():
+            named = ", ".join(of_reason) if len(of_reason) <= _MOST_NAMED else format_count(len(of_reason), "log")
+            yield f"No TFLOPs of {named}: {reason}."
 
 
 def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary:
@@ -349,7 +388,7 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
     setup = determine_setup(log, overrides)
     samples_per_s = _samples_per_s(log, setup, times)
     status, reason = _status(log, times)
-    tflops = _tflops(setup, times)
+    missing = _find_missing(log, setup) if times.median_s is not None else None
     numbers = rows.iteration.compressed()
     logged = Logged(
         *(
@@ -377,7 +416,8 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
         redone_iterations=log.redone,
         samples_per_s=samples_per_s,
         tokens_per_s=_steady_median(log, rows.tokens_per_s) if tokens_per_s is None else tokens_per_s,
-        tflops_per_gpu=tflops,
+        tflops_per_gpu=_tflops(setup, times) if missing is None else None,
+        tflops_reason=missing,
         logged=logged,
         **{name: log.number(name) for name in ("layers", "hidden", "heads", "vocab")},
         precision=None if precision is None else str(precision.value),
@@ -399,6 +439,7 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
             for save in log.saves
         ),
         timers_ms={timer.name: LoggedTimer(timer.mean_ns / NS_PER_MS, timer.lines) for timer in log.timers},
+        benchmark=_benchmark(log),
         flags=find_flags(log, setup, times.median_s),
     )
 
@@ -447,6 +488,33 @@ def _steady_median(log: JobLog, figures: MaskedFloat64) -> float | None:
     steady = steady_records(log.iterations, None)
     settled = ~warmup_records(log.iterations, None)
     return median(figures[steady if steady.any() else settled if settled.any() else ~settled])
+
+
+def _benchmark(log: JobLog) -> BenchmarkRun | None:
+    names = ("run_s", "warmup_s", "first_evaluation", "last_evaluation", "target_evaluation")
+    facts = [log.fact(name) for name in names]
+    values = [fact.value if fact is not None and isinstance(fact.value, float) else None for fact in facts]
+    run_s, warmup_s, first, last, target = values
+    evaluation = None if first is None or last is None else FirstAndLast(first, last)
+    if evaluation is None and run_s is None:
+        return None
+    return BenchmarkRun(run_s, warmup_s, log.number("run_iterations"), evaluation, target)
+
+
+def _find_missing(log: JobLog, setup: TrainingSetup) -> str | None:
+    """Why a step of a known time has no TFLOPs; None where all is known."""
+    trained = log.fact("trained")
+    if trained is not None and trained.value == "lora":
+        return "LoRA computes no gradients of frozen weights, which `bigscience` counts"
+    needed = {
+        "--size": setup.parameters,
+        "--gpus": setup.gpus,
+        "--gbs": setup.gbs,
+        "--seq-len": setup.seq_len,
+        "--checkpointing": setup.checkpointing,
+    }
+    missing = [option for option, value in needed.items() if value is None]
+    return f"{', '.join(missing)} unknown" if missing else None
 
 
 def _tflops(setup: TrainingSetup, times: LoggedStepTimes) -> float | None:

@@ -14,7 +14,7 @@ from perfscope.engine.execution import with_progress
 from perfscope.engine.places import at_hand
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.hardware import fastest_gpu
+from perfscope.models.hardware import describe_above_peak, lookup_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
@@ -103,13 +103,12 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
 
 def to_report(summaries: list[LogSummary], unread: list[str]) -> Report:
     """Write summaries as the neutral document."""
-    fastest = fastest_gpu()
-    above_peak = [
-        f"{summary.path}: {summary.tflops_per_gpu:.1f} TFLOPs per GPU is above the dense 16-bit peak of {fastest.name} "
-        f"({fastest.dense_16bit_tflops:g}): there is a bug in the calculation, or an input is wrong"
-        for summary in summaries
-        if summary.tflops_per_gpu is not None and summary.tflops_per_gpu > fastest.dense_16bit_tflops
-    ]
+    above_peak = []
+    for summary in summaries:
+        stated = summary.log.fact("gpu")
+        gpu = lookup_gpu(str(stated.value)) if stated else None
+        doubt = None if summary.tflops_per_gpu is None else describe_above_peak(summary.tflops_per_gpu, gpu)
+        above_peak += [f"{summary.path}: {doubt}"] if doubt else []
     logs = TrainingLogs(tuple(summaries), tuple(unread))
     data = {"schema": "perfscope/logs/1", **to_object(logs)}
     return Report("Training logs", data, logs.sections(), (*unread, *above_peak))

@@ -48,6 +48,7 @@ _NUMBERS = (
 )  # fmt: skip
 _MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
 _FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0), "lora": ("lora", 1)}
+_LORA = "every weight is counted as trained, but LoRA computes no gradients of frozen weights"
 _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
 
 
@@ -121,6 +122,7 @@ class StepInputs(NamedTuple):
     seq_len: int | None = None
     checkpointing: Checkpointing | None = None
     dtype: Dtype | None = None
+    gpu: str | None = None
     read: tuple[str, ...] = ()
 
     def fill_missing(self, supplied: StepInputs, origin: str) -> StepInputs:
@@ -132,6 +134,7 @@ class StepInputs(NamedTuple):
             "seq_len": f"sequence length {supplied.seq_len}",
             "checkpointing": f"activation checkpointing {supplied.checkpointing}",
             "dtype": f"matrix products in {supplied.dtype}",
+            "gpu": f"GPU {supplied.gpu}",
         }
         values = {
             name: value
@@ -226,6 +229,11 @@ def choose_logged_model(log: JobLog) -> ModelChoice | None:
     vocabulary = (tokens, padded) if tokens is not None and padded is not None else None
     model = model_from_arguments(log.arguments, vocabulary, log.path)
     setup = stated_setup(log, Overrides())
+    named = log.fact("model")
+    preset = find_preset(str(named.value)) if named else None
+    if preset is not None:
+        notes = () if log.fact("trained") is None else (_LORA,)
+        return _choose(preset._replace(notes=(*preset.notes, *notes)))
     if model is not None:
         return _choose(ModelDescription(model, f"the arguments in {log.path}"), setup.parameters)
     if setup.parameters is None:

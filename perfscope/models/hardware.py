@@ -20,6 +20,7 @@ SPARSITY_GAIN = 2.0
 _FILE = Path(__file__).with_name("hardware.toml")
 _COUNT_FIRST = re.compile(r"\s*(\d{1,6})(?:\s*[x\u00d7]\s*|\s+)(?=[^\W\d])", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(?:[\s-]+x|\u00d7)\s*(\d{1,6})\s*$", re.IGNORECASE)
+_IN_SERVER = re.compile(r"(?:x|[-_ ])(\d{1,2})x?(?=[A-Za-z])([A-Za-z][\w -]*?)(?:_\d+W)?$")
 _MEMORY = re.compile(r"-(\d+)-?gb?$")
 
 
@@ -50,6 +51,7 @@ class Gpu(NamedTuple):
     memory_bytes: int = 0
     link: Link | None = None
     memory_tb_s: float | None = None
+    per_node: int | None = None
     fp4_source: str = ""
     fp4_others: tuple[str, ...] = ()
 
@@ -111,6 +113,7 @@ def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
         if link
         else None,
         memory_tb_s=entry.get("memory_tb_s"),
+        per_node=entry.get("per_node"),
         fp4_source=entry.get("fp4_source", ""),
         fp4_others=tuple(entry.get("fp4_others", ())),
     )
@@ -142,6 +145,33 @@ def split_count(name: str) -> tuple[int | None, str]:
     return (int(match[1]), name[: match.start()] + name[match.end() :]) if match else (None, name)
 
 
+class Platform(NamedTuple):
+    """Servers, all their GPUs, and the GPU's name in ``hardware.toml``; None where a name does not state them."""
+
+    nodes: int | None
+    gpus: int | None
+    gpu: str | None
+
+
+def read_platform(name: str) -> Platform:
+    """The servers that MLPerf's ``submission_platform`` names.
+
+    >>> read_platform("1280xNVIDIA GB200")
+    Platform(nodes=1280, gpus=5120, gpu='gb200')
+    >>> read_platform("2xXE9680Lx8B200-SXM-180GB")
+    Platform(nodes=2, gpus=16, gpu='b200-sxm')
+    """
+    nodes, server = split_count(name)
+    inside = _IN_SERVER.search(server)
+    gpu, per_node = lookup_gpu(server), None
+    if gpu is not None:
+        per_node = gpu.per_node
+    elif inside:
+        gpu = lookup_gpu(inside[2])
+        per_node = int(inside[1]) if gpu else None
+    return Platform(nodes, nodes * per_node if nodes and per_node else None, gpu.name if gpu else None)
+
+
 def find_gpu(name: str) -> Gpu:
     """Look a GPU up by its name, an alias or its CUDA name; UsageError where none has it: a peak is never guessed."""
     gpu = lookup_gpu(name)
@@ -169,6 +199,21 @@ def resolve_family(name: str) -> str | None:
 def fastest_gpu() -> Gpu:
     """The GPU with the highest dense 16-bit peak."""
     return max(gpus(), key=lambda gpu: gpu.dense_16bit_tflops)
+
+
+def describe_above_peak(tflops: float, gpu: Gpu | None) -> str | None:
+    """Why TFLOP/s of a GPU cannot be, where their data type is unknown; None where they can.
+
+    Those of an unknown GPU are above the dense 16-bit peak of every listed one.
+    """
+    fastest = fastest_gpu()
+    peak = max(gpu.dense_tflops.values()) if gpu else fastest.dense_16bit_tflops
+    if tflops <= peak:
+        return None
+    place = f"every dense peak of {gpu.name}" if gpu else f"the dense 16-bit peak of {fastest.name}"
+    narrow = "" if gpu else "the products are of 8 or 4 bits, or "
+    reason = f"{narrow}there is a bug in the calculation, or an input is wrong"
+    return f"{tflops:.1f} TFLOPs per GPU is above {place} ({peak:g}): {reason}"
 
 
 def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:

@@ -61,6 +61,7 @@ def tflops(
         seq_len=training.seq_len,
         checkpointing=training.checkpointing,
         dtype=peak.dtype,
+        gpu=peak.gpu,
     )
     usual_seq_len = DEFAULT_SEQ_LEN
     if model.model is not None:
@@ -86,7 +87,7 @@ def tflops(
     seq_len = require_positive("--seq-len", usual_seq_len if inputs.seq_len is None else inputs.seq_len)
     if known and known.mean > seq_len + 0.5:
         raise UsageError(f"sequences of {known.mean:.6g} tokens (--lengths) do not fit into {seq_len} (--seq-len)")
-    found = resolve_peak(peak._replace(dtype=inputs.dtype))
+    found = resolve_peak(peak._replace(dtype=inputs.dtype, gpu=inputs.gpu))
     step_of_choice = Step(
         parameters=choice.active_parameters,
         model=choice.transformer,

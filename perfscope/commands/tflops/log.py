@@ -56,7 +56,10 @@ class StepLog(NamedTuple):
         log = self.log
         setup = stated_setup(log, Overrides())
         rate = _tokens_per_s_per_gpu(log)
-        dtype = log.fact("matmul_dtype")
+        dtype, gpu = log.fact("matmul_dtype"), log.fact("gpu")
+        if gpu and not (dtype or inputs.dtype or inputs.gpu):
+            without_peak = f"GPU {gpu.value}, from {log.path}; without --dtype its peak is unknown"
+            inputs, gpu = inputs._replace(read=(*inputs.read, without_peak)), None
         supplied = StepInputs(
             samples=setup.gbs,
             step_ns=_step_ns(log, rate),
@@ -64,6 +67,7 @@ class StepLog(NamedTuple):
             seq_len=setup.seq_len,
             checkpointing=setup.checkpointing,
             dtype=Dtype(str(dtype.value)) if dtype else None,
+            gpu=str(gpu.value) if gpu else None,
         )
         inputs = inputs.fill_missing(supplied, log.path)
         if inputs.step_ns is not None and inputs.gpus is None and determine_setup(log, Overrides()).gpus is None:

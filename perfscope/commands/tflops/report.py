@@ -18,7 +18,7 @@ from perfscope.commands.model import UNNAMED, ModelChoice, Peak, StepInputs, des
 from perfscope.commands.tflops.lengths import Lengths
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes
-from perfscope.models.hardware import fastest_gpu
+from perfscope.models.hardware import describe_above_peak
 from perfscope.models.parameter_counts import bigscience_parameters
 from perfscope.models.transformer import GATED_MATRICES
 from perfscope.report import Cell, Column, Json, Report, Section, percent
@@ -251,15 +251,14 @@ def _warn_of_little(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
 
 
 def _warn_above_peak(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
-    if answer.peak.tflops is not None:
-        peak, name = answer.peak.tflops, answer.peak.gpu.name if answer.peak.gpu else "the GPU"
-        dtype = answer.peak.dtype
-    else:
-        fastest = fastest_gpu()
-        peak, name, dtype = fastest.dense_16bit_tflops, fastest.name, "16-bit"
+    inputs = "(size, batch, sequence length, time, number of GPUs, GPU or data type)"
+    peak = answer.peak.tflops
+    if peak is None:
+        doubt = describe_above_peak(value, None)
+        return (f"{doubt} {inputs}",) if doubt else ()
     if value <= peak:
         return ()
-    return (
-        f"{value:.1f} TFLOPs per GPU is above the dense {dtype} peak of {name} ({peak:g}): there is a bug in the "
-        "calculation, or an input is wrong (size, batch, sequence length, time, number of GPUs, GPU or data type)",
-    )
+    name = answer.peak.gpu.name if answer.peak.gpu else "the GPU"
+    place = f"the dense {answer.peak.dtype} peak of {name} ({peak:g})"
+    reason = f"there is a bug in the calculation, or an input is wrong {inputs}"
+    return (f"{value:.1f} TFLOPs per GPU is above {place}: {reason}",)

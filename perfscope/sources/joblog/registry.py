@@ -16,7 +16,7 @@ from perfscope.sources.joblog.log_format import LogFormat
 _MODULES = (
     "job", "megatron", "deepspeed",
     "nemo", "automodel", "verl", "torchtitan", "torchtune", "nanogpt", "llm_c", "modded_nanogpt", "litgpt", "olmo_core",
-    "nanotron", "openmmlab", "fairseq", "open_clip", "swift", "trainer_files",
+    "nanotron", "openmmlab", "fairseq", "open_clip", "mlperf", "swift", "trainer_files",
     "lightning", "hf_trainer",
 )
 # fmt: on
