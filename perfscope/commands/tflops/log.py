@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
@@ -18,6 +20,7 @@ from perfscope.commands.model import (
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import UsageError
 from perfscope.measures.statistics import median
+from perfscope.models.own_figures import LoggedMfu, explain_convention, explain_mfu, find_faults
 from perfscope.report import Json
 from perfscope.sources.joblog import read_log
 from perfscope.tables.joblog import JobLog
@@ -31,6 +34,7 @@ _LIKELY = {
     "megatron-lm": _MEGATRON_CONVENTIONS,
     "megatron-deepspeed": _MEGATRON_CONVENTIONS,
     "gpt-neox": _MEGATRON_CONVENTIONS,
+    "nanotron": {"megatron_before_2025"},
     "torchtitan": {
         "torchtitan",
         "torchtitan_before_april_2024",
@@ -79,9 +83,13 @@ class StepLog(NamedTuple):
             raise UsageError(f"{log.path}{reason}, so --time is missing")
         return _supply_from_rate(inputs, rate, usual_seq_len)
 
-    def compare(self, step: Step, conventions: Sequence[Convention]) -> tuple[dict[str, Json], str]:
-        """Find the convention that the log's own TFLOPs follow: for JSON, and as a sentence."""
+    def compare(
+        self, step: Step, conventions: Sequence[Convention], gpu: str | None
+    ) -> tuple[dict[str, Json], tuple[str, ...]]:
+        """Find the convention that the log's own TFLOPs follow: for JSON, and in sentences."""
         log = self.log
+        faults = find_faults(log.framework, step.model)
+        conventions = (*conventions, *_make_faulty(conventions, faults))
         likely = _LIKELY.get(log.framework or "", set())
         likely_first = sorted(conventions, key=lambda convention: convention.name not in likely)
         log_match = match_log(_list_allowed(log, step), likely_first)
@@ -95,7 +103,29 @@ class StepLog(NamedTuple):
             "nearest": log_match.nearest if log_match else None,
             "deviation_from_nearest": log_match.nearest_deviation if log_match else None,
         }
-        return data, _describe_match(log, log_match)
+        why = (
+            *explain_convention(log_match.convention if log_match else None, step.model),
+            *_explain_mfu(log, gpu, step.peak_tflops),
+        )
+        return {**data, "why": list(why)}, (_describe_match(log, log_match), *why)
+
+
+def _make_faulty(
+    conventions: Sequence[Convention], faults: Mapping[str, tuple[str | None, int]]
+) -> Iterator[Convention]:
+    for name, (convention, more) in faults.items():
+        for each in conventions:
+            if each.name == convention and each.flops_per_token is not None:
+                yield msgspec.structs.replace(each, name=name, flops_per_token=each.flops_per_token + more)
+
+
+def _explain_mfu(log: JobLog, gpu: str | None, peak_tflops: float | None) -> tuple[str, ...]:
+    stated = log.fact("stated_mfu")
+    if stated is None:
+        return ()
+    tflops = log.iterations.tflops_per_gpu[-1:].compressed()
+    logged = LoggedMfu(float(stated.value), float(tflops[0]) if len(tflops) else None)
+    return explain_mfu(log.framework, logged, gpu, peak_tflops)
 
 
 def read_step_log(path: Path) -> StepLog:

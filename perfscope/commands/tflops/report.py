@@ -50,7 +50,11 @@ def to_report(answer: TflopsAnswer) -> Report:
     step = answer.step
     tflops_per_gpu = step.tflops_per_gpu(bigscience(step.parameters, step.checkpointing) - step.without_gradients)
     conventions, other_forms = compare(step), variants(step)
-    log, sentence = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else (None, "")
+    log: dict[str, Json] | None = None
+    sentences: tuple[str, ...] = ()
+    if answer.log:
+        gpu = answer.peak.gpu.name if answer.peak.gpu else None
+        log, sentences = answer.log.compare(step, (*conventions, *other_forms), gpu)
     kinds = tuple(describe_kinds(step.model)) if step.model else ()
     explanation = (
         *describe_doubts(conventions, step),
@@ -93,7 +97,7 @@ def to_report(answer: TflopsAnswer) -> Report:
         *_convention_sections(conventions, other_forms, log_convention, explanation),
     ]
     if log:
-        sections.append(Section("The log's own figure", notes=(sentence,)))
+        sections.append(Section("The log's own figure", notes=sentences))
     if answer.inputs.read:
         sections.append(Section("Read from files", notes=answer.inputs.read))
     if assumptions:

@@ -260,6 +260,12 @@ class JobLogBuilder:
         if value is not None and value == int(value):
             self.set_fact(name, int(value), source)
 
+    def set_mfu(self, percent: bytes) -> None:
+        """Set the MFU that the last record states, in percent, if the text is one."""
+        value = parse_number(percent) if percent else None
+        if value is not None:
+            self.set_fact("stated_mfu", value, "records")
+
     def drop_fact(self, name: str) -> None:
         """Remove a fact of every source."""
         self._facts.pop(name, None)

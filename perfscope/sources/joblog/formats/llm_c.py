@@ -26,6 +26,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
     record = state.log.timed(line["ms"], NS_PER_MS, step, loss=parse_number(line["loss"]))
     if record is None:
         return
+    state.log.set_mfu(groups.get("mfu") or b"")
     if "speed" in groups:
         record.tokens_per_s = parse_number(line["speed"])
     state.log.add(SOURCE, record, line.label, stated_interval=1)
@@ -51,7 +52,7 @@ FORMAT = LogFormat(
         LineRule(
             b"z)| norm",
             _HEAD + rb"loss +(?P<loss>\S{1,30}) \(\S{1,20}z\)\| norm +\S{1,30} \(\S{1,20}z\)\| lr \S{1,20} \| "
-            rb"(?P<ms>[\d.]{1,30}) ms \| ",
+            rb"(?P<ms>[\d.]{1,30}) ms \| (?:(?P<mfu>-?[\d.]{1,10})% )?",
             _on_step,
             begin=(b"step ",),
         ),

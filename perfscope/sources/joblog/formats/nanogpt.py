@@ -33,6 +33,7 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     if state.tokens is not None and record.wall_ns:
         record.tokens_per_s = state.tokens * NS_PER_S / record.wall_ns
     state.log.add(SOURCE, record, line.label, clock_runs_on=True, stated_interval=1)
+    state.log.set_mfu(line["mfu"])
 
 
 def _on_iteration_of_llama2_c(state: _State, line: LineMatch) -> None:
@@ -63,14 +64,15 @@ FORMAT = LogFormat(
     rules=(
         LineRule(
             b", time ",
-            rb"iter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms(?:, mfu |\s*$)",
+            rb"iter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms"
+            rb"(?:, mfu (?P<mfu>-?[\d.]{0,10})|\s*$)",
             _on_iteration,
             begin=(b"iter ",),
         ),
         LineRule(
             b" | lr ",
             rb"(?<![^\s:])(?P<step>\d{1,15}) \| loss (?P<loss>\S{1,30}) \| lr \S{1,30} \| (?P<ms>[\d.]{1,30})ms"
-            rb"(?: \| mfu |\s{0,99}$)",
+            rb"(?: \| mfu (?P<mfu>-?[\d.]{0,10})|\s{0,99}$)",
             _on_iteration_of_llama2_c,
             span=(60, 200),
         ),

@@ -62,6 +62,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
         log.add_memory(GIB, reserved=reserved)
         if percent is not None and percent > 0:
             state.total_memory_gib = round(reserved * 100 / percent, 1)
+    log.set_mfu(line["mfu"])
     log.add_dated(SOURCE, record, line.label, line.timestamp_ns)
 
 
@@ -119,6 +120,7 @@ _STEP = re.compile(
     rb"step:\s{0,20}+(?P<step>\d{1,15}+)\s{1,20}+loss:\s{0,20}+(?P<loss>\S{1,40}+)[^\n]{0,300}?"
     rb"(?:memory:\s{0,20}+(?P<memory>[\d.]{1,20}+)GiB(?:\((?P<percent>[\d.]{1,20}+)%\))?\s{1,20}+)?"
     rb"[tw]ps:\s{0,20}+(?P<tps>[\d,]{1,20}+)(?:\s{1,20}+tflops:\s{0,20}+(?P<tflops>[\d.,]{1,20}+))?"
+    rb"(?:\s{1,20}+mfu:\s{0,20}+(?P<mfu>[\d.]{1,10}+)%)?"
 )
 
 _RULES: tuple[LineRule[_State], ...] = (
