@@ -35,6 +35,7 @@ _LIKELY = {
     "megatron-deepspeed": _MEGATRON_CONVENTIONS,
     "gpt-neox": _MEGATRON_CONVENTIONS,
     "nanotron": {"megatron_before_2025"},
+    "nemo": _MEGATRON_CONVENTIONS,
     "torchtitan": {
         "torchtitan",
         "torchtitan_before_april_2024",

@@ -42,6 +42,25 @@ def test_a_tied_embedding_that_counts_on_two_stages(
     assert "first and on the last pipeline stage" in " ".join(found["why"]) or convention != "tied_embedding_twice"
 
 
+@pytest.mark.parametrize(
+    ("cells", "convention"),
+    [  # Llama 3 8B on eight GPUs, as two guides of others print them: 57.9 and 51.5 GFLOP/token
+        ("train_step_timing in s: 6.08 | TFLOPS_per_GPU: 1.249e+03", "megatron_before_2025"),
+        ("train_step_timing in s: 3.684 | TFLOPS_per_GPU: 1.831e+03", "megatron_core"),
+    ],
+)
+def test_nemo_counts_the_whole_attention_or_half(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, cells: str, convention: str
+) -> None:
+    head = "Training epoch 0, iteration {0}/99 | lr: 6.9e-06 | global_batch_size: 128 | global_step: {0} | "
+    log = tmp_path / "run.log"
+    text = f"{head}max_memory_reserved: 127785762816 | reduced_train_loss: 11.96 | {cells} | consumed_samples: 5888\n"
+    log.write_text("".join(text.format(step) for step in range(1, 9)))
+    found = own(capsys, log, "--model", "llama3-8b", "--gpus", 8, "--seq-len", 8192)
+    assert (found["convention"], found["label"]) == (convention, "TFLOPS_per_GPU")
+    assert bool(found["why"]) is (convention != "megatron_core")
+
+
 def test_nanogpts_mfu_is_of_an_a100(capsys: pytest.CaptureFixture[str]) -> None:
     """A log of nanoGPT issue 110: 0.96 % of 312 TFLOP/s are 0.30 % of an H100."""
     options = ("--model", "gpt2-small", "--gpus", 1, "--gbs", 8)
