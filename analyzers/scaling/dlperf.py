@@ -78,7 +78,7 @@ def _apply_protocol(
 ) -> ProtocolResult:
     notes: list[str] = []
     models: dict[str, dict[ClusterSize, _Configuration]] = {}
-    for run in sorted(runs, key=lambda run: (run.model, run.cluster.nodes, run.cluster.gpus_per_node, run.run)):
+    for run in sorted(runs, key=lambda run: (run.model, run.cluster.nodes or 0, run.cluster.gpus, run.run)):
         configurations = models.setdefault(run.model, {})
         configuration = configurations.setdefault(run.cluster, _Configuration(run.batch_per_gpu))
         if configuration.batch_per_gpu != run.batch_per_gpu:

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from perfscope.analyzers.scaling.dlperf import ProtocolResult, Speed
-from perfscope.analyzers.scaling.fits import LEAST_ERROR, Configuration, Fit, fit_laws
+from perfscope.analyzers.scaling.fits import USUAL_ERROR, Configuration, Fit, fit_law
 from perfscope.charts.grammar import Chart, Dots, Line, Scale, Values
 from perfscope.charts.palette import SERIES, Colour
 from perfscope.measures.statistics import count_values
@@ -25,7 +25,7 @@ from perfscope.tables.scaling import ClusterSize, ScalingRun
 
 _CURVE_POINTS = 60
 _FOUR_DIGITS = 10_000
-_LAW_NAMES = {"amdahl": "Amdahl (fixed work)", "usl": "Universal scalability law"}
+_LAW_NAMES = {"doubling": "Loss per doubling", "amdahl": "Amdahl"}
 
 
 class ScalingKind(StrEnum):
@@ -59,14 +59,14 @@ class Point(Figures, frozen=True):
 
     cluster: ClusterSize
     speeds: tuple[float, ...]
-    case: Annotated[str, Doc("Nodes and GPUs, as `4n8g`.")]
-    nodes: Annotated[int, Doc("Nodes.")]
-    gpus_per_node: Annotated[int, Doc("GPUs of a node.")]
+    case: Annotated[str, Doc("Nodes and GPUs, as `4n8g`, or `32 GPUs`.")]
+    nodes: Annotated[int | None, Doc("Nodes; null where a table does not state them.")]
+    gpus_per_node: Annotated[int | None, Doc("GPUs of a node.")]
     gpus: Annotated[int, Doc("GPUs.")]
     global_batch_size: Annotated[int | None, Doc("Global batch.")]
     runs: Annotated[int, Doc("Runs.")]
-    average_speed: Annotated[float, Doc("Mean throughput of the runs, in samples/s.")]
-    median_speed: Annotated[float, Doc("Median throughput of the runs, in samples/s.")]
+    average_speed: Annotated[float, Doc("Mean throughput of the runs, in the unit of the series.")]
+    median_speed: Annotated[float, Doc("Median throughput of the runs.")]
     median_interval: Annotated[tuple[float, float] | None, Doc("95 % interval of the median.")]
     speedup: Annotated[float, Doc("Median over the baseline's median.")]
     efficiency: Annotated[float, Doc("Median per GPU over the baseline's median per GPU.")]
@@ -82,6 +82,7 @@ class ScalingSeries(Figures, frozen=True):
     seq_len: Annotated[int | None, Doc("Tokens in a sequence.")]
     zero_stage: Annotated[int | None, Doc("ZeRO stage.")]
     constant_batch: Annotated[float | None, Doc("The batch per GPU (weak) or the global batch (strong).")]
+    unit: Annotated[str, Doc("`samples/s`, or `tokens/s` of a table.")]
     baseline: Annotated[str, Doc("Nodes and GPUs of the baseline.")]
     points: Annotated[tuple[Point, ...], Doc("By number of GPUs; the first is the baseline.")]
     fits: Annotated[Mapping[str, Fit], Doc("Scaling laws by name.")]
@@ -107,16 +108,21 @@ class RunOfStudy(Figures, frozen=True):
     oom: Annotated[bool, Doc("It ran out of memory.")]
 
 
-_POINTS = (
-    Column("Nodes", "nodes"),
-    Column("GPUs", "gpus"),
-    Column("Global batch", "global_batch_size"),
-    Column("Runs", "runs"),
-    Column("Samples/s", "median_speed", decimals=2),
-    Column("95 % interval", lambda point: _interval(point.median_interval, 5)),
-    Column("Speed-up", "speedup", decimals=2),
-    Column("Efficiency (%)", "efficiency", PERCENT),
-)
+def _points(series: ScalingSeries) -> Section:
+    columns = (
+        Column("Nodes", "nodes"),
+        Column("GPUs", "gpus"),
+        Column("Global batch", "global_batch_size"),
+        Column("Runs", "runs"),
+        Column(series.unit.capitalize(), "median_speed", decimals=2),
+        Column("95 % interval", lambda point: _interval(point.median_interval, 5)),
+        Column("Speed-up", "speedup", decimals=2),
+        Column("Efficiency (%)", "efficiency", PERCENT),
+    )
+    note = f"Baseline {series.baseline}; {series.unit} is the median of the runs."
+    return Table(series.title, "points", columns).section(series.points, (note,))
+
+
 _LAWS = Table(
     "Scaling laws",
     "series",
@@ -125,7 +131,6 @@ _LAWS = Table(
         Column("Law", lambda item: _LAW_NAMES[item[1].law]),
         Column("Parameters", lambda item: _parameters(item[1])),
         Column("Error (%)", lambda item: percent(item[1].relative_error), decimals=2),
-        Column("Peak (GPUs)", lambda item: item[1].peak_gpus, decimals=0),
         Column("Prediction", lambda item: _predictions(item[1])),
     ),
 )
@@ -170,13 +175,7 @@ class Scaling(Result, frozen=True, kw_only=True):
             note = "samples/s is the median of the runs; each run is the mean over iterations 101 to 200."
             speeds = [(model, speed) for model, cases in self.results.items() for speed in cases.values()]
             return (_SPEEDS.section(speeds, (note,)), *self._laws())
-        parts = [
-            Table(each.title, "points", _POINTS).section(
-                each.points, (f"Baseline {each.baseline}; samples/s is the median of the runs.",)
-            )
-            for each in self.series
-        ]
-        return (*parts, *self._laws())
+        return (*map(_points, self.series), *self._laws())
 
     def _laws(self) -> list[Section]:
         fits = [(each.title, fit) for each in self.series for fit in each.fits.values()]
@@ -197,9 +196,9 @@ class Scaling(Result, frozen=True, kw_only=True):
         ticks = sorted({float(point.gpus) for series in self.series for point in series.points})
         return Chart(
             "Throughput over GPUs",
-            f"Samples per second of {len(self.series)} series on {len(ticks)} numbers of GPUs.",
+            f"Throughput of {len(self.series)} series on {len(ticks)} numbers of GPUs.",
             Values("GPUs", Scale.LOGARITHMIC, ticks=tuple(ticks)),
-            Values("samples/s", Scale.LOGARITHMIC),
+            Values(" and ".join(sorted({series.unit for series in self.series})), Scale.LOGARITHMIC),
             tuple(_list_marks(self.series)),
             height=340,
         )
@@ -245,15 +244,16 @@ def _describe_run(run: ScalingRun) -> RunOfStudy:
 
 
 def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence[int]) -> Iterator[ScalingSeries]:
-    groups: dict[tuple[StudySetup, float | None], list[ScalingRun]] = {}
+    groups: dict[tuple[StudySetup, float | None, str], list[ScalingRun]] = {}
     for run in runs:
         if run.samples_per_s is not None and (run.batch is not None or kind is ScalingKind.WEAK):
-            groups.setdefault((StudySetup.of(run), _constant_batch(run, kind)), []).append(run)
-    for (setup, constant), members in groups.items():
+            groups.setdefault((StudySetup.of(run), _constant_batch(run, kind), run.unit), []).append(run)
+    for (setup, constant, unit), members in groups.items():
         if len({run.cluster.gpus for run in members}) > 1:
             points = tuple(_average_runs(members))
-            fits = fit_laws([Configuration(point.gpus, point.speeds, point.nodes) for point in points], predict)
-            yield ScalingSeries(setup, kind, *setup, constant, points[0].case, points, {fit.law: fit for fit in fits})
+            law = "doubling" if kind is ScalingKind.WEAK else "amdahl"
+            fit = fit_law(law, [Configuration(point.gpus, point.speeds, point.nodes) for point in points], predict)
+            yield ScalingSeries(setup, kind, *setup, constant, unit, points[0].case, points, {law: fit})
 
 
 def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
@@ -261,7 +261,7 @@ def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
 
 
 def _average_runs(runs: Sequence[ScalingRun]) -> Iterator[Point]:
-    clusters = sorted({run.cluster for run in runs}, key=lambda cluster: (cluster.gpus, cluster.nodes))
+    clusters = sorted({run.cluster for run in runs}, key=lambda cluster: (cluster.gpus, cluster.nodes or 0))
     baseline_median: float | None = None
     for cluster in clusters:
         members = [run for run in runs if run.cluster == cluster]
@@ -291,12 +291,14 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[ScalingSeries]) -> I
         if series.points[0].gpus > 1:
             yield f"{series.title}: the baseline of speed-up and efficiency is {series.baseline}, not one GPU"
         for point in series.points:
-            if point.efficiency > 1 + LEAST_ERROR:
+            if point.efficiency > 1 + 2 * USUAL_ERROR:
                 yield (
                     f"{series.title}: {point.case} is superlinear, with {percent(point.efficiency):.1f} % of the "
                     f"throughput per GPU of {series.baseline}. This can be true (less memory per GPU, a better batch), "
                     "but check that both runs did the same work, and that the baseline was not disturbed"
                 )
+        if series.kind is ScalingKind.WEAK and series.constant_batch is None:
+            yield f"{series.title}: no batch is stated; it is taken for the same on each GPU"
         if any(point.runs == 1 for point in series.points):
             yield f"{series.title}: some points are single runs, without a spread"
     for run in runs:
@@ -325,7 +327,7 @@ def _list_marks(all_series: Sequence[ScalingSeries]) -> Iterator[Line | Dots]:
     for index, series in enumerate(all_series):
         baseline = series.points[0]
         measured = tuple((float(point.gpus), point.median_speed) for point in series.points)
-        tips = tuple(f"{point.gpus} GPUs: {point.median_speed:,.2f} samples/s" for point in series.points)
+        tips = tuple(f"{point.gpus} GPUs: {point.median_speed:,.2f} {series.unit}" for point in series.points)
         shares_setup = sum(other.setup == series.setup for other in all_series) > 1
         name = series.model if len(all_series) == 1 else series.title if shares_setup else str(series.setup)
         yield Dots(name, SERIES[index % len(SERIES)], measured, tips)
@@ -349,7 +351,7 @@ def _parameters(fit: Fit) -> str:
         return fit.reason or ""
     bounds = {name: _interval(interval) for name, interval in (fit.intervals or {}).items()}
     return ", ".join(
-        f"{name} {value:.4g}" + (f" ({bounds[name]})" if bounds[name] else "") for name, value in fit.parameters.items()
+        f"{name} {value:.4g}" + (f" ({bounds[name]})" if name in bounds else "") for name, value in fit.parameters.items()
     )
 
 

@@ -26,6 +26,7 @@ from perfscope.result import to_object
 from perfscope.sources.dlperf import Protocol, read_protocol
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import parse_file_name
+from perfscope.sources.published.points import is_table, read_points
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.joblog import JobLog
@@ -55,7 +56,10 @@ _RULES: dict[Protocol, Callable[[Sequence[ProtocolRun]], dlperf.ProtocolResult]]
 
 def scaling(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Folders of runs: logs, or runs of perfscope profile.")
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", help="Folders of logs or of runs; CSV or markdown tables with GPUs and throughput."
+        ),
     ],
     protocol: Annotated[
         Protocol | None, typer.Option(help="Apply the rules of a published benchmark.", show_default="none")
@@ -82,7 +86,7 @@ def scaling(
         if not runs:
             raise PerfscopeError(
                 "; ".join(problems[:1]) or "there is no run in " + ", ".join(map(str, paths)),
-                hint="name folders of logs; nodes and GPUs come from names such as 2n8g/, or from the logs",
+                hint="name folders of logs, whose names state nodes and GPUs as 2n8g/ does, or a table of points",
             )
     else:
         if warmup is not None:
@@ -118,7 +122,9 @@ def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], 
     runs = [run for run in map(_read_profiled_run, folders) if run is not None]
     problems: list[str] = []
     for path in find_logs(paths):
-        if any(folder in path.parents for folder in folders):
+        points = read_points(path) if is_table(path) else []
+        runs += points
+        if points or any(folder in path.parents for folder in folders):
             continue
         try:
             run = _read_logged_run(path, warmup)
@@ -126,7 +132,9 @@ def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], 
             problems.append(str(error))
             continue
         if run is None:
-            problems.append(f"{path}: its numbers of nodes and GPUs are unknown, or it is not a log")
+            problems.append(
+                f"{path}: its numbers of nodes and GPUs are unknown, or it is not a log or a table of points"
+            )
         else:
             runs.append(run)
     return runs, problems
@@ -208,12 +216,12 @@ def _find_cluster_size(
     facts = parse_file_name(path).facts
     nodes, per_node = facts.get("nodes"), facts.get("gpus_per_node")
     if isinstance(nodes, int) and isinstance(per_node, int):
-        return ClusterSize(nodes, per_node) if nodes and per_node else None
+        return ClusterSize(nodes * per_node, nodes) if nodes and per_node else None
     gpus = world_size or (log.number("gpus") if log is not None else None)
     node_count = hosts or (log.number("nodes") if log is not None else None) or 1
     if gpus is None or gpus < 1:
         return None
-    return ClusterSize(node_count, gpus // node_count) if gpus % node_count == 0 else ClusterSize(1, gpus)
+    return ClusterSize(gpus, node_count if gpus % node_count == 0 else 1)
 
 
 def _find_model_name(path: Path, log: JobLog | None) -> str:

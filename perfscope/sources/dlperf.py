@@ -58,7 +58,7 @@ def read_protocol(paths: Iterable[Path], protocol: Protocol) -> tuple[list[Proto
         runs.append(
             ProtocolRun(
                 path=str(path),
-                cluster=ClusterSize(int(cluster[1]), int(cluster[2])),
+                cluster=ClusterSize(int(cluster[1]) * int(cluster[2]), nodes=int(cluster[1])),
                 model=name[1],
                 batch_per_gpu=int(name[2]),
                 precision=name[3],

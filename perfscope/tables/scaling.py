@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
-    """Nodes of a job, and GPUs on each node."""
+    """GPUs of a job, and its nodes where they are known; each has the same number of GPUs."""
 
-    nodes: int
-    gpus_per_node: int
+    gpus: int
+    nodes: int | None = None
 
     @property
-    def gpus(self) -> int:
-        """GPUs of the job."""
-        return self.nodes * self.gpus_per_node
+    def gpus_per_node(self) -> int | None:
+        """GPUs of a node."""
+        return None if self.nodes is None else self.gpus // self.nodes
 
     def __str__(self) -> str:
-        return f"{self.nodes}n{self.gpus_per_node}g"
+        return f"{self.gpus} GPUs" if self.nodes is None else f"{self.nodes}n{self.gpus_per_node}g"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ScalingRun:
     Attributes:
         model: The trained model, by name or size.
         batch: Global batch size; this and what follows of the set-up is absent where unknown.
-        samples_per_s: Throughput; absent where the run failed or logged none.
+        samples_per_s: Throughput in its unit; absent where the run failed or logged none.
         notes: Doubts about the run.
     """
 
@@ -71,6 +71,7 @@ class ScalingRun:
     zero_stage: int | None = None
     out_of_memory: bool = False
     notes: tuple[str, ...] = field(default=())
+    unit: str = "samples/s"
 
     @property
     def batch_per_gpu(self) -> float | None:

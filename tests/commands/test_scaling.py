@@ -66,8 +66,8 @@ def test_the_same_logs_without_a_protocol(gpt2: Path) -> None:
     # 21 and 22 samples/s on one GPU, 261 and 262 on sixteen: the mean of two runs is their median.
     assert weak["points"][2]["speedup"] == pytest.approx(261.5 / 21.5)
     assert weak["points"][2]["efficiency"] == pytest.approx(261.5 / 21.5 / 16)
-    assert set(weak["fits"]) == {"amdahl", "usl"}
-    assert weak["fits"]["amdahl"]["predictions"][0]["gpus"] == 32
+    assert set(weak["fits"]) == {"doubling"}
+    assert weak["fits"]["doubling"]["predictions"][0]["gpus"] == 32
 
 
 def test_strong_scaling_of_megatron_logs(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_strong_scaling_of_megatron_logs(tmp_path: Path) -> None:
     [strong] = document["strong"]
     assert strong["baseline"] == "8n4g"
     assert [point["speedup"] for point in strong["points"]] == pytest.approx([1, 200 / 110, 200 / 65])
-    assert [one["gpus"] for one in strong["fits"]["usl"]["predictions"]] == [256, 512]
+    assert [one["gpus"] for one in strong["fits"]["amdahl"]["predictions"]] == [256, 512]
     assert strong["points"][-1]["efficiency"] == pytest.approx(200 / 65 / 4)
 
 
@@ -90,7 +90,7 @@ def test_the_drawing_is_svg_with_every_point(gpt2: Path) -> None:
     tree = ET.fromstring((gpt2 / "out.svg").read_text())
     dots = tree.findall(".//{http://www.w3.org/2000/svg}circle")
     assert len(dots) == 3 + 1
-    assert len(tree.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3
+    assert len(tree.findall(".//{http://www.w3.org/2000/svg}polyline")) == 2
 
 
 def test_a_drawing_that_cannot_be_written_leaves_nothing(gpt2: Path) -> None:
@@ -126,12 +126,57 @@ def test_a_log_that_tells_no_number_of_gpus_is_named(gpt2: Path) -> None:
     assert "stray.log" in ended.err
 
 
+#: NVIDIA/dgxc-benchmarking 25.02, nemotron/README_340b.md.
+NEMOTRON = """model,precision,GPUs,GBS,tokens/s,note
+Nemotron4 340b,BF16,128,32,28432,
+Nemotron4 340b,BF16,256,64,56134,
+Nemotron4 340b,BF16,512,128,111551,with NVLS
+Nemotron4 340b,BF16,1024,256,221686,
+Nemotron4 340b,FP8,128,32,41478,
+Nemotron4 340b,FP8,256,64,81665,
+Nemotron4 340b,FP8,512,128,160825,
+Nemotron4 340b,FP8,1024,256,n/a,out of memory
+"""
+
+
+def test_a_table_of_points_is_split_by_its_names(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text(NEMOTRON)
+    document = as_json(tmp_path, "points.csv", "--predict", "2048")
+    bf16, fp8 = document["weak"]
+    assert document["strong"] == []
+    assert (bf16["model"], fp8["model"]) == ("Points, Nemotron4 340b, BF16", "Points, Nemotron4 340b, FP8")
+    assert (bf16["unit"], bf16["constant_batch"], bf16["baseline"]) == ("tokens/s", 0.25, "128 GPUs")
+    assert [(point["gpus"], point["nodes"]) for point in fp8["points"]] == [(128, None), (256, None), (512, None)]
+    assert "points.csv:9: no throughput, so no point" in document["notes"]
+    low, high = bf16["fits"]["doubling"]["predictions"][0]["interval"]
+    assert low < 433296 < high < 1.05 * 433296  # as published
+    assert low > 0.95 * 433296
+    headings = scaling(tmp_path, "points.csv").out
+    assert "Tokens/s" in headings
+    assert "Samples/s" not in headings
+
+
+def test_a_step_time_is_a_throughput_where_the_batch_is_stated(tmp_path: Path) -> None:
+    rows = ((1, 8, 64, 1.0), (2, 16, 128, 1.02), (4, 32, 128, 0.6))
+    table = "\n".join(f"| {nodes} | {gpus} | {batch} | {time} |" for nodes, gpus, batch, time in rows)
+    for heading, name in (("Batch", "stated.md"), ("Layers", "bare.md")):
+        (tmp_path / name).write_text(f"# GPT\n\n| Nodes | GPUs | {heading} | Step time (s) |\n|--|--|--|--|\n{table}\n")
+    document = as_json(tmp_path, "stated.md")
+    assert [(len(one["points"]), one["kind"]) for one in document["series"]] == [(2, "weak"), (2, "strong")]
+    assert document["weak"][0]["points"][1]["median_speed"] == pytest.approx(128 / 1.02)
+    assert document["weak"][0]["baseline"] == "1n8g"
+    assert "a step time gives no throughput without the global batch" in scaling(tmp_path, "bare.md").err
+    (tmp_path / "prose.md").write_text("# Nothing\n")
+    assert scaling(tmp_path, "prose.md").code == 1
+
+
 def test_every_example_of_the_guide_runs(gpt2: Path) -> None:
     guide = (ROOT / "docs" / "scaling.md").read_text()
     examples = [line.strip() for line in guide.splitlines() if line.startswith("    perfscope ")]
     (gpt2 / "logs" / "deepspeed").mkdir(parents=True)
     (gpt2 / "b8").rename(gpt2 / "logs" / "deepspeed" / "gpt2-small")
-    assert len(examples) == 3
+    (gpt2 / "points.csv").write_text(NEMOTRON)
+    assert len(examples) == 4
     for example in examples:
         ended = run(["bash", "-c", example.replace("perfscope", f"{sys.executable} -m perfscope", 1)], gpt2)
         assert ended.code == 0, ended.stderr

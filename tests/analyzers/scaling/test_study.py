@@ -24,7 +24,7 @@ ONE = ScalingRun(
 
 
 def run(nodes: int, gpus: int, batch: int | None, speed: float | None, **facts: Any) -> ScalingRun:
-    cluster = ClusterSize(nodes, gpus)
+    cluster = ClusterSize(nodes * gpus, nodes)
     return replace(ONE, cluster=cluster, batch=batch, samples_per_s=speed, path=f"{nodes}n{gpus}g", **facts)
 
 
