@@ -48,10 +48,12 @@ _OF_LOOP = (LifePart.VALIDATION, LifePart.GENERATION, LifePart.SAVES)
 _STARTING = 5
 #: A rhythm is one of so many steps, and is seen so often at least.
 _LONGEST_PERIOD, _FEWEST_TURNS = 50, 4
-#: All steps of a rhythm are longer than this share of the others.
-_LONGER_THAN = 0.95
-#: A rhythm is named where it holds for this share of the steps that pause.
-_REGULAR = 0.8
+#: This share of a rhythm's steps pauses at least half as long as its longest quarter; of the others at most the rest.
+_REGULAR, _LONG_TURN = 0.8, 0.75
+#: A rhythm is less likely by chance.
+_CHANCE = 1e-4
+#: For the search of a rhythm a step takes no more of the median one.
+_MOST_WEIGHT = 4
 _MOST_SHOWN = 8
 
 
@@ -324,19 +326,20 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
     is_settled = usual & (steps.step > _STARTING)
     if not is_settled.any():
         return None
-    # Other processes delay steps by chance: that is asked for where nothing else pauses.
+    # Other processes delay steps by chance: that is asked for where nothing else pauses. They delay pauses, too.
     delay = np.ma.filled(steps.host.delay_ns, 0) if steps.host is not None else np.zeros_like(own)
-    pauses = _pausing(steps.step, own - delay, is_settled)
+    over = own - np.median(own[is_settled])
+    found = [_find_pausing(steps.step, times, is_settled) for times in (own - delay, own)]
+    pauses, period = max(found, key=lambda each: 0 if each[1] is None else over[each[0]].sum())
     if not pauses.any():
-        pauses = _pausing(steps.step, own, is_settled)
+        pauses, period = found[1]
     if not pauses.any() or pauses[is_settled].all():
         return None
     typical = int(np.median(own[is_settled & ~pauses]))
-    period = _find_period(steps.step[pauses])
     if period is not None:
-        phase = np.bincount(steps.step[pauses] % period).argmax()
         # A step of the rhythm pauses beside a save, a validation or the end of a window, too.
-        pauses |= ~steps.stalled_elsewhere & (steps.step % period == phase) & (own > typical)
+        is_turn = (steps.step - steps.step[pauses][0]) % period == 0
+        pauses |= ~steps.stalled_elsewhere & is_turn & (own > typical)
     over = (own - typical)[pauses]
     is_short = is_settled & (SLOW * own < typical)
     lost = int(over.sum()) - int((typical - own)[is_short].sum())
@@ -357,11 +360,14 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
     )
 
 
-def _pausing(numbers: Int64, times: Int64, is_settled: Bool) -> Bool:
-    pauses: Bool = is_settled & (times > SLOW * np.median(times[is_settled]))
-    others = is_settled & ~pauses
-    pauses[others] = _in_rhythm(numbers[others], times[others])
-    return pauses
+def _find_pausing(numbers: Int64, times: Int64, is_settled: Bool) -> tuple[Bool, int | None]:
+    """The steps of the rhythm that costs most, and its period; where others cost more, all steps that are slow."""
+    slow: Bool = is_settled & (times > SLOW * np.median(times[is_settled]))
+    turns, period = np.zeros_like(slow), None
+    turns[is_settled], period = _find_rhythm(numbers[is_settled], times[is_settled])
+    typical = np.median(times[is_settled & ~turns])
+    costs = [(times - typical)[steps].sum() for steps in (turns, slow & ~turns)]
+    return (turns, period) if costs[0] > costs[1] else (slow, None)
 
 
 def _list_lines(rank: int, places: Sequence[Place]) -> list[SeenLine]:
@@ -389,33 +395,34 @@ def _unusual_steps(steps: Steps, pauses: Pauses | None) -> tuple[int, ...]:
     """The profiled steps that are not like the others."""
     is_unusual = present(steps.save_ns) | present(steps.no_grad_ns)
     if pauses is not None and pauses.period is not None:
-        phase = np.bincount(np.array(pauses.steps) % pauses.period).argmax()
-        is_unusual |= steps.step % pauses.period == phase
+        is_unusual |= (steps.step - pauses.steps[0]) % pauses.period == 0
     return tuple(steps.step[is_unusual & (steps.window == "profiled")].tolist())
 
 
-def _in_rhythm(numbers: Int64, times: Int64) -> Bool:
-    """The steps of the rhythm that costs most: each is longer than nearly all of the others."""
-    best, most = np.zeros(len(times), np.bool_), 0.0
+def _find_rhythm(numbers: Int64, times: Int64) -> tuple[Bool, int | None]:
+    """The steps that pause in a rhythm, of the rhythm that costs most, and its period.
+
+    From the first one on nearly all steps of a rhythm take long, and few others do. By chance that is rare.
+    """
+    best, found, most = np.zeros(len(times), np.bool_), None, 0.0
+    limited = np.minimum(times, _MOST_WEIGHT * np.median(times))  # one step that takes very long is no rhythm
     for period in range(2, min(_LONGEST_PERIOD, len(times) // _FEWEST_TURNS) + 1):
         phases = numbers % period
         counts = np.maximum(np.bincount(phases, minlength=period), 1)
-        of_rhythm = phases == np.argmax(np.bincount(phases, times, period) / counts)
-        others = times[~of_rhythm]
-        if of_rhythm.sum() < _FEWEST_TURNS or not len(others):
+        turns = phases == np.argmax(np.bincount(phases, limited, period) / counts)
+        if turns.all():
             continue
-        over = float((times[of_rhythm] - np.median(others)).sum())
-        if over > most and times[of_rhythm].min() > np.quantile(others, _LONGER_THAN):
-            best, most = of_rhythm, over
-    return best
-
-
-def _find_period(numbers: Int64) -> int | None:
-    """The longest rhythm that nearly all of these steps have; None where they have none."""
-    for period in range(min(_LONGEST_PERIOD, int(np.ptp(numbers)) // (_FEWEST_TURNS - 1)), 1, -1):
-        if np.bincount(numbers % period).max() >= max(_REGULAR * len(numbers), _FEWEST_TURNS):
-            return period
-    return None
+        over = times - np.median(times[~turns])
+        is_long = over >= np.quantile(over[turns], _LONG_TURN) / 2
+        first = np.argmax(turns & is_long)
+        turns[:first] = False
+        long_turns, long_others = is_long[turns], is_long[first:][~turns[first:]]
+        rate = (long_others.sum() + 1) / (len(long_others) + 1)
+        is_regular = long_turns.mean() >= _REGULAR and rate <= 1 - _REGULAR
+        cost = float(over[turns].sum())
+        if is_regular and len(long_turns) >= _FEWEST_TURNS and rate ** long_turns.sum() < _CHANCE and cost > most:
+            best, found, most = turns, period, cost
+    return best, found
 
 
 def _main_part(steps: Steps, paused: Int64, others: Int64) -> HostPart | None:

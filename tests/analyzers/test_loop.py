@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks import kept_run
 from perfscope.analyzers.loop import Loop, analyze
 from perfscope.measures.parts import LifePart
+from perfscope.sources.runs.run import read_run
 from perfscope.tables.columns import Int64
 from perfscope.tables.run import Run
 from perfscope.wire.host import HostWork
 from perfscope.wire.records import Span
 from tests.analyzers.test_steps import MS
 from tests.analyzers.test_wall_clock import life, step_record
+from tests.conftest import ROOT
 
 STEP_MS = 40
 TURNS = 6
@@ -145,3 +148,13 @@ def test_the_first_steps_and_the_start_are_not_of_the_loop() -> None:
     assert loop.pauses is None
     assert loop.steps == 59
     assert LifePart.FIRST_STEP not in {part.part for part in loop.parts}
+
+
+@pytest.mark.parametrize(
+    ("run", "rhythm"), [("plain", (None, 4)), ("plain_pause_late", (5, 7)), ("long_pause_20", (20, 10))]
+)
+def test_steps_that_others_delay_hide_no_rhythm_and_make_none(run: str, rhythm: tuple[int | None, int]) -> None:
+    """Steps that compute beside other programs, which have the processor for up to three quarters of the time."""
+    loop = analyze(read_run(kept_run(ROOT / "fixtures" / "findings" / "busy" / run)))
+    assert loop.pauses is not None
+    assert (loop.pauses.period, len(loop.pauses.steps)) == rhythm

@@ -4,7 +4,8 @@ torch is imported once; each case trains in a process of its own (two where its 
 Its run is ``DIR/CASE``. With ``--together N`` so many cases prepare at once, and then train in turns: preparing takes
 longer than training, and only training is measured.
 
-A case of ``LOOPS`` has its fault in the loop, plain or of DistributedDataParallel, Trainer or Lightning.
+A case of ``LOOPS`` has its fault in the loop, plain or of DistributedDataParallel, Trainer or Lightning. Its steps
+sleep, or compute where ``FAULTS_COMPUTE`` is set.
 It measures its first steps, and plants faults in multiples of them. It measures these, too: ``DIR/CASE/planted.json``.
 ``DIR/CASE.tar.gz`` is the run as it is kept in ``fixtures/findings/loop``.
 """
@@ -153,6 +154,8 @@ LOOPS = {
     "lightning_data": looped("lightning", Planted("data", 0.4)),
 }
 BATCH, WIDTH = 8, 64
+#: A variable: where it is set, steps of ``LOOPS`` compute in place of sleeping.
+COMPUTING = "FAULTS_COMPUTE"
 FRAMEWORKS = {"trainer": "transformers", "lightning": "lightning"}
 
 
@@ -273,18 +276,37 @@ def delay_s():
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
+class Products:
+    """Multiplies matrices for some time, by the work that this took at first: others of this machine disturb it."""
+
+    def __init__(self):
+        self.matrix = torch.ones(256, 256)
+        self.product_s = min(self.multiply(10) for _ in range(20)) / 10
+
+    def multiply(self, times):
+        began_s = time.monotonic()
+        for _ in range(times):
+            torch.mm(self.matrix, self.matrix)
+        return time.monotonic() - began_s
+
+    def __call__(self, seconds):
+        self.multiply(round(seconds / self.product_s))
+
+
 class Device(torch.autograd.Function):
     """An operator that takes its time, and no processor: other programs of this machine hardly disturb it."""
+
+    wait = time.sleep
 
     @staticmethod
     def forward(ctx, inputs, forward_s):
         ctx.backward_s = 2 * forward_s
-        time.sleep(forward_s)
+        Device.wait(forward_s)
         return inputs.clone()
 
     @staticmethod
     def backward(ctx, gradients):
-        time.sleep(ctx.backward_s)
+        Device.wait(ctx.backward_s)
         return gradients, None
 
 
@@ -519,6 +541,8 @@ def run_loop(case, name, folder, rank, turn):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), LOCAL_RANK="0")
     attach(str(folder / name), steps="9-10", nvml_hz=0.0)
     torch.set_num_threads(1)
+    if COMPUTING in os.environ:
+        Device.wait = Products()
     if case.ranks > 1:
         turn.store = dist.FileStore(str(folder / f"{name}.store"), case.ranks)
         dist.init_process_group("gloo", store=turn.store, rank=rank, world_size=case.ranks)
