@@ -328,9 +328,9 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
         return None
     # Other processes delay steps by chance: that is asked for where nothing else pauses. They delay pauses, too.
     delay = np.ma.filled(steps.host.delay_ns, 0) if steps.host is not None else np.zeros_like(own)
-    over = own - np.median(own[is_settled])
+    excess = own - np.median(own[is_settled])
     found = [_find_pausing(steps.step, times, is_settled) for times in (own - delay, own)]
-    pauses, period = max(found, key=lambda each: 0 if each[1] is None else over[each[0]].sum())
+    pauses, period = max(found, key=lambda each: 0 if each[1] is None else excess[each[0]].sum())
     if not pauses.any():
         pauses, period = found[1]
     if not pauses.any() or pauses[is_settled].all():

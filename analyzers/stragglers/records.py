@@ -239,7 +239,7 @@ def _share_looks(places: Sequence[Place]) -> dict[str, float]:
 
 def _find_line(looks: Mapping[int, Mapping[str, float]], rank: int | None, share: float) -> str | None:
     """The line where the training thread of a rank is more often than those of others, for most of its lateness."""
-    if rank not in looks or len(looks) == 1:
+    if rank is None or rank not in looks or len(looks) == 1:
         return None
     others = [seen for other, seen in looks.items() if other != rank]
     over = {
