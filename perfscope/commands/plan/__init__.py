@@ -11,11 +11,14 @@ from perfscope.commands.model import ModelOptions, PeakOptions, SequenceOptions,
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.commands.plan.bubble import BubbleOptions, predict_bubble
 from perfscope.commands.plan.calculation import check_batches, make_plan
+from perfscope.commands.plan.judging import report_judgement
+from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import (
     DurationOptions,
     LayoutOptions,
     MemoryOptions,
     PlanInputs,
+    StepTimeOptions,
     parse_target,
 )
 from perfscope.commands.plan.report import to_report
@@ -35,11 +38,13 @@ def plan(
     layout: LayoutOptions,
     memory: MemoryOptions,
     bubble: BubbleOptions,
+    steps: StepTimeOptions,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Plan a training run: its duration or the TFLOPs it needs, memory per GPU, what fits, and the checkpoint size.
 
-    With --pp and --microbatches alone it predicts the bubble of a pipeline schedule.
+    With --pp and --microbatches alone it predicts the bubble of a pipeline schedule. With --calibrate and a table alone
+    it says how far predicted steps are from the table's.
     """
     if bubble.microbatches is not None:
         of_training = (gpus, duration.tokens, duration.days, *layout._replace(pp=None, virtual_stages=None))
@@ -50,6 +55,8 @@ def plan(
         raise UsageError(
             "--schedule, --svg, --target-tflops and the times of passes are of a bubble", hint="add --microbatches"
         )
+    if steps.calibrate and gpus is None and model == ModelOptions():
+        return Outcome(report_judgement(read_measured(steps.calibrate)), format)
     if gpus is None:
         raise UsageError("--gpus is missing", hint="perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45")
     inputs = PlanInputs(require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -23,8 +24,8 @@ from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.units import parse_tokens
 
-_duration, _layout, _memory = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Duration", "Layout and batch", "Memory")
+_duration, _layout, _memory, _steps = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Duration", "Layout and batch", "Memory", "Step time")
 )
 
 
@@ -99,6 +100,18 @@ class MemoryOptions(NamedTuple):
         ),
     ] = None
     loss: Annotated[Loss, _memory(help="Cross-entropy implementation (logits memory).")] = Loss.PLAIN
+
+
+class StepTimeOptions(NamedTuple):
+    """How the time of a step is predicted."""
+
+    calibrate: Annotated[
+        list[Path] | None,
+        _steps(
+            metavar="RUN|LOG|CSV",
+            help="Measured steps to start from (repeatable). A CSV alone is judged: how far are predictions from it?",
+        ),
+    ] = None
 
 
 class Target(NamedTuple):

@@ -1,0 +1,235 @@
+"""How long one step of a training takes, term by term, without a run.
+
+A pipeline's slowest stage works through all micro-batches; the others add the bubble (Narayanan et al. 2021, arXiv
+2104.04473, section 2.2). A layer's pass takes its matrix products by size, attention, what memory limits, and the
+collectives of tensor parallelism (Korthikanti et al. 2022, arXiv 2205.05198); never less than the host needs to launch
+it. Collectives send by the ring's bytes over the slowest link that their ranks span. What is shared over replicas hides
+behind the computation as far as the stack overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+
+from perfscope.constants import GIGA, NS_PER_S, TERA
+from perfscope.models.conventions import Checkpointing
+from perfscope.models.hardware import find_gpu
+from perfscope.models.parameter_counts import embedding_parameters, layer_weights
+from perfscope.models.step_constants import StepConstants, find_node
+from perfscope.tables.columns import Float64, Int64
+from perfscope.tables.step_time import StepSetup
+
+#: The terms of a step, in the order of ``StepTimes``.
+TERMS = (
+    "matrix products",
+    "recomputation",
+    "attention",
+    "memory-bound operators",
+    "output layer and loss",
+    "tensor-parallel communication",
+    "context-parallel communication",
+    "expert-parallel communication",
+    "host",
+    "pipeline bubble",
+    "pipeline communication",
+    "sharded weights and gradients",
+    "gradients",
+    "optimizer",
+    "step",
+)
+COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in name or name.endswith("gradients"))
+BUBBLE = TERMS.index("pipeline bubble")
+_BYTES = 2  # of an activation or weight in 16 bits
+#: Bytes that memory moves a token and hidden unit in a layer's forward pass beside products: two norms (4 each), two
+#: dropouts with their residuals (7 each); and 4 for each unit of the MLP's activation.
+_HIDDEN_BYTES, _ACTIVATION_BYTES = 22, 4
+#: Bytes of one attention score in the forward pass: written, softmax and dropout read and write, mask, read (fp16).
+_SCORE_BYTES = 13
+#: Bytes of a logit in the cross-entropy, each pass; of a parameter in Adam's step with an fp32 copy.
+_LOGIT_BYTES, _OPTIMIZER_BYTES = 12, 32
+_FORWARD_AND_BACKWARD = 3
+#: Fused attention recomputes its scores in the backward pass: 5 products beside 2 (arXiv 2205.14135, section 3).
+_FLASH_PASSES = 3.5
+#: How softly the longer of GPU and host decides.
+_SHARPNESS = 4
+
+
+class StepTimes(NamedTuple):
+    """Nanoseconds of each term (terms, configurations); their sums are the steps."""
+
+    terms: Int64
+
+    @property
+    def step_ns(self) -> Int64:
+        """The time of each configuration's step, shape (configurations,)."""
+        return np.asarray(self.terms.sum(axis=0), np.int64)
+
+    def share(self, terms: Sequence[int]) -> Float64:
+        """The share of some terms in each step."""
+        return np.asarray(self.terms[list(terms)].sum(axis=0) / self.step_ns, np.float64)
+
+
+class Predictor:
+    """Predicts the steps of some configurations, at least one, for any constants."""
+
+    def __init__(self, setups: Sequence[StepSetup]) -> None:
+        """Take the dimensions of the configurations; UsageError where a GPU is unknown or lacks the data type."""
+        rows = [_list_numbers(setup) for setup in setups]
+        self._columns = SimpleNamespace(**{name: np.array([row[name] for row in rows], np.float64) for name in rows[0]})
+
+    def seconds(self, constants: StepConstants) -> Float64:
+        """The time of each step in seconds."""
+        return np.asarray(_predict(self._columns, constants).sum(axis=0), np.float64)
+
+    def times(self, constants: StepConstants) -> StepTimes:
+        """The terms of each step."""
+        return StepTimes(np.rint(_predict(self._columns, constants) * NS_PER_S).astype(np.int64))
+
+
+def _list_numbers(setup: StepSetup) -> dict[str, float]:
+    """What the terms are computed from, of one configuration."""
+    model, gpu = setup.model, find_gpu(setup.gpu)
+    node = find_node(gpu)
+    link_gb_s = gpu.link.gb_s if gpu.link else node.network_gb_s
+    experts = model.experts
+    routed = experts.layers * model.mlp_matrices * model.hidden * experts.ffn if experts else 0
+    active = experts.active if experts else 0
+    dense_layers = model.layers - model.expert_layers
+    activated = dense_layers * model.ffn
+    if experts:
+        activated += experts.layers * (experts.active * experts.ffn + experts.shared_ffn)
+    full = setup.checkpointing is Checkpointing.FULL
+    return {
+        "tokens": setup.micro_batch * setup.seq_len / setup.context,
+        "micro_batch": setup.micro_batch,
+        "micro_batches": setup.micro_batches,
+        "span": min(setup.seq_len, model.window or setup.seq_len),
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "head_dims": model.query_dim + model.value_dim,
+        "kv_dim": (model.heads if model.latent else model.kv_heads) * model.head_dim,
+        "activated": activated / model.layers * (model.mlp_matrices - 1),
+        "shared_weights": layer_weights(model, 0) / model.layers,
+        "routed_weights": active * routed / model.layers,
+        "routed_fraction": experts.active * setup.expert / experts.routed if experts else 1,
+        "sent_to_experts": active * model.expert_layers / model.layers if setup.expert > 1 else 0,
+        "stage_parameters": _stage_parameters(setup),
+        "logits": model.vocabulary,
+        "tensor": setup.tensor,
+        "sequence_split": setup.tensor if setup.sequence_parallel else 1,
+        "pipeline": setup.pipeline,
+        "virtual": setup.virtual,
+        "data": setup.data,
+        "context": setup.context,
+        "expert": setup.expert,
+        "zero": setup.zero,
+        "recomputes": full,
+        "recomputes_attention": full or (setup.checkpointing is Checkpointing.SELECTIVE and setup.is_eager),
+        "is_eager": setup.is_eager,
+        "is_fp8": setup.dtype == "fp8",
+        "gradient_bytes": setup.gradient_bytes,
+        "products_flops": gpu.peak_tflops(setup.dtype) * TERA,
+        "flops": gpu.dense_16bit_tflops * TERA,
+        "memory_bytes": (gpu.memory_tb_s or 1.0) * TERA,
+        "link_bytes": link_gb_s * GIGA,
+        "network_bytes": (setup.network_gb_s or node.network_gb_s) * GIGA,
+        "node_gpus": node.gpus,
+    }
+
+
+def _stage_parameters(setup: StepSetup) -> float:
+    """Parameters of one GPU of the stage with the output layer, before ZeRO."""
+    model = setup.model
+    tables = embedding_parameters(model) * (1 if model.tied or setup.pipeline > 1 else 2)
+    routed = 0
+    if model.experts:
+        routed = layer_weights(model, model.experts.routed) - layer_weights(model, 0)
+    stage = -(-model.layers // setup.pipeline) / model.layers
+    return ((layer_weights(model, 0) + routed / setup.expert) * stage + tables) / setup.tensor
+
+
+def _collective(c: SimpleNamespace, k: StepConstants, size: Float64, ranks: Float64, stride: Float64) -> Float64:
+    """Seconds of an all-gather or a reduce-scatter of ``size`` bytes; ``stride`` ranks lie between its neighbours."""
+    inside = np.clip(c.node_gpus / stride, 1, ranks)
+    leaves = ranks > inside
+    link = c.link_bytes * k.link
+    rate = np.where(leaves, np.minimum(inside * c.network_bytes * k.network, link), link)
+    latency = np.where(leaves, k.network_latency_s, k.link_latency_s) * np.log2(ranks)
+    return np.asarray((ranks - 1) / ranks * size / rate + latency, np.float64)
+
+
+def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
+    """Seconds of each term, shape (terms, configurations)."""
+    flops = np.where(c.is_fp8 > 0, k.fp8_products, k.products) * c.products_flops
+    memory = c.memory_bytes * k.memory
+
+    def multiply(weights: Float64, share: Float64 | float = 1.0) -> Float64:
+        """One pass of products with weights; each weight meets a share of the tokens."""
+        return np.asarray(2 * weights * (c.tokens + k.small_tokens / share) / c.tensor / flops, np.float64)
+
+    products = multiply(c.shared_weights) + multiply(c.routed_weights, c.routed_fraction)
+    scores = 2 * c.tokens * c.span * c.head_dims / c.tensor
+    score_bytes = _SCORE_BYTES * c.micro_batch * c.heads / c.tensor * c.span**2 / c.context
+    eager = scores / flops + score_bytes / memory
+    attention = np.where(c.is_eager > 0, eager, scores / 2 / (c.flops * k.flash))
+    operators = c.tokens * (_HIDDEN_BYTES * c.hidden / c.sequence_split + _ACTIVATION_BYTES * c.activated / c.tensor)
+    operators = operators / memory
+    states = _BYTES * c.tokens * c.hidden
+    within = 2 * _collective(c, k, states, c.tensor, np.ones_like(c.tensor))  # an all-reduce, or its two halves
+    within = (4 + 2 * c.recomputes) * within
+    keys = (
+        2 * _FORWARD_AND_BACKWARD * _collective(c, k, _BYTES * 2 * c.tokens * c.context * c.kv_dim, c.context, c.tensor)
+    )
+    routing = 2 * (_FORWARD_AND_BACKWARD + c.recomputes) * c.sent_to_experts
+    routing = routing * _collective(c, k, states, c.expert, c.tensor * c.context)
+
+    passes = _FORWARD_AND_BACKWARD
+    attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, _FLASH_PASSES)
+    again = c.recomputes * (products + operators) + c.recomputes_attention * attention
+    across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
+    device = passes * (products + operators) + attention_passes * attention + again + within + across + routing
+    launching = k.host_s * (passes + c.recomputes)
+    layer = (device**_SHARPNESS + launching**_SHARPNESS) ** (1 / _SHARPNESS)
+    layers = np.ceil(c.layers / c.pipeline)
+    head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * _LOGIT_BYTES / memory
+    head = passes * head
+    slot = layers * layer + head  # of the last stage, for which all others wait
+
+    replicas, stride = c.data * c.context, c.tensor
+    stage = _collective(c, k, _BYTES * c.stage_parameters, replicas, stride)
+    full = _collective(c, k, c.gradient_bytes * c.stage_parameters, replicas, stride)
+    # Of each micro-batch: ZeRO 2 reduces gradients, ZeRO 3 also gathers weights twice. Of the step: what remains.
+    each = np.choose(c.zero.astype(int), [0 * stage, 0 * stage, stage, 3 * stage])
+    once = np.choose(c.zero.astype(int), [2 * full, full + stage, stage, 0 * stage])
+    each = np.maximum(each - k.overlap * slot, 0)
+    once = np.maximum(once - k.overlap * slot, 0)
+    hop_rate = np.where(
+        c.tensor * c.context * c.data >= c.node_gpus, c.network_bytes * k.network, c.link_bytes * k.link
+    )
+    hop = 2 * (c.pipeline - 1) * states / c.sequence_split / hop_rate
+    sharded = np.where(c.zero > 0, replicas, 1)
+    m = c.micro_batches
+    per_layer = m * layers
+    terms = {
+        "matrix products": per_layer * passes * products,
+        "recomputation": per_layer * again,
+        "attention": per_layer * attention_passes * attention,
+        "memory-bound operators": per_layer * passes * operators,
+        "output layer and loss": m * head,
+        "tensor-parallel communication": per_layer * within,
+        "context-parallel communication": per_layer * across,
+        "expert-parallel communication": per_layer * routing,
+        "host": per_layer * (layer - device),
+        "pipeline bubble": (c.pipeline - 1) / c.virtual * layers * layer,
+        "pipeline communication": hop,
+        "sharded weights and gradients": m * each,
+        "gradients": once,
+        "optimizer": c.stage_parameters / sharded * _OPTIMIZER_BYTES / memory,
+        "step": np.full_like(m, k.step_s),
+    }
+    return np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])

@@ -1,0 +1,131 @@
+"""Fits the constants of step times to measured rows, and carries what they leave to configurations beside them.
+
+The constants start from those of a stack and move as far as the rows ask for: the most probable ones, if each is known
+to a factor before and each row has an error of its own. What the rows then still differ by is a property of their
+configurations: it holds for one near to them, and less the farther it is away (kriging: Matheron 1963).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from perfscope.analyzers.step_time import Predictor, StepTimes
+from perfscope.models.hardware import find_gpu
+from perfscope.models.step_constants import SHARES, StepConstants, find_stack
+from perfscope.tables.columns import Float64
+from perfscope.tables.step_time import MeasuredStep, StepSetup
+
+#: Errors, as logarithms: of a constant before a row is seen, and of a row with the right constants.
+_CONSTANT_ERROR, _ROW_ERROR = 0.5, 0.1
+#: What rows with the right constants differ by: of their configurations, of all together, and of one run.
+_LOCAL, _COMMON, _RUN = 0.08, 0.05, 0.02
+#: Doublings of a degree or a batch after which little is left of what two configurations have in common.
+_REACH = 2.0
+_HALF_AS_FAR = 0.5
+#: Standard deviations of an interval that 90 % of the values lie in.
+_Z90 = 1.645
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Steps of some configurations: terms, seconds, and the relative error that 90 % stay below."""
+
+    times: StepTimes
+    seconds: Float64
+    error: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured rows that predictions start from; without any they start from the published stacks."""
+
+    rows: tuple[MeasuredStep, ...] = ()
+
+    def predict(self, setups: Sequence[StepSetup]) -> Prediction:
+        """Predict steps; UsageError where a GPU is unknown or lacks the data type."""
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for index, setup in enumerate(setups):
+            groups.setdefault((setup.gpu, setup.zero > 1), []).append(index)
+        terms = np.zeros((0, 0), np.int64)
+        seconds, error = np.zeros(len(setups)), np.zeros(len(setups))
+        for indices in groups.values():
+            some = [setups[index] for index in indices]
+            times = Predictor(some).times(self.constants(some[0]))
+            factor, deviation = self._correct(some)
+            if not terms.size:
+                terms = np.zeros((len(times.terms), len(setups)), np.int64)
+            terms[:, indices] = np.rint(times.terms * factor)
+            seconds[indices] = terms[:, indices].sum(axis=0) / 1e9
+            error[indices] = deviation
+        return Prediction(StepTimes(terms), seconds, error)
+
+    def constants(self, setup: StepSetup) -> StepConstants:
+        """The constants for the GPU and the sharding of a configuration."""
+        start = find_stack(find_gpu(setup.gpu), setup.zero).constants
+        return fit_constants(self.rows, start) if self.rows else start
+
+    def _correct(self, setups: Sequence[StepSetup]) -> tuple[Float64, Float64]:
+        """The factor that the measured rows still ask for at each configuration, and its relative error of 90 %."""
+        stack = find_stack(find_gpu(setups[0].gpu), setups[0].zero)
+        if not self.rows:
+            return np.ones(len(setups)), np.full(len(setups), stack.error)
+        measured = [row.setup for row in self.rows]
+        left = np.log([row.seconds for row in self.rows]) - np.log(
+            Predictor(measured).seconds(self.constants(setups[0]))
+        )
+        known, asked = _positions(measured), _positions(setups)
+        weights = _covariance(asked, known) @ np.linalg.inv(_covariance(known, known) + _RUN**2 * np.eye(len(known)))
+        variance = _LOCAL**2 + _COMMON**2 - (weights * _covariance(asked, known)).sum(axis=1)
+        deviation = np.sqrt(np.maximum(variance, 0) + _RUN**2)
+        return np.exp(weights @ left), np.expm1(_Z90 * deviation)
+
+
+def _positions(setups: Sequence[StepSetup]) -> Float64:
+    """Where configurations lie, in doublings: twice as far in what a step depends on more."""
+    rows = [
+        (
+            setup.tensor,
+            setup.micro_batch,
+            setup.model.hidden**2,
+            setup.seq_len,
+            setup.pipeline**_HALF_AS_FAR,
+            setup.data**_HALF_AS_FAR,
+            setup.micro_batches**_HALF_AS_FAR,
+            setup.model.layers**_HALF_AS_FAR,
+            2.0 ** (setup.dtype == "fp8"),
+        )
+        for setup in setups
+    ]
+    return np.asarray(np.log2(np.array(rows, np.float64)), np.float64)
+
+
+def _covariance(first: Float64, second: Float64) -> Float64:
+    distance = np.abs(first[:, None] - second[None]).sum(axis=-1)
+    return np.asarray(_LOCAL**2 * np.exp(-distance / _REACH) + _COMMON**2, np.float64)
+
+
+@cache
+def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants) -> StepConstants:
+    """The most probable constants for some rows; single rows far off count little."""
+    predictor = Predictor([row.setup for row in rows])
+    measured = np.log([row.seconds for row in rows])
+
+    values = np.array(start)
+    is_share = np.array([name in SHARES for name in StepConstants._fields])
+
+    def at(logs: Float64) -> StepConstants:
+        odds = np.exp(logs)
+        return StepConstants(*np.where(is_share, odds / (1 + odds), odds))
+
+    first = np.log(np.where(is_share, values / (1 - values), values))
+
+    def residuals(logs: Float64) -> Float64:
+        of_rows = (np.log(predictor.seconds(at(logs))) - measured) / _ROW_ERROR
+        return np.concatenate([of_rows, (logs - first) / _CONSTANT_ERROR])
+
+    return at(least_squares(residuals, first, loss="soft_l1").x)

@@ -1,0 +1,120 @@
+"""Constants of the time of a step, each set with its source, from ``step_times.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perfscope.models.hardware import Gpu
+
+_FILE = Path(__file__).with_name("step_times.toml")
+
+
+class StepConstants(NamedTuple):
+    """What a software stack reaches on a GPU, as shares of the peaks of ``hardware.toml``, and its fixed times.
+
+    Attributes:
+        products: Share of the peak that large matrix products reach.
+        fp8_products: The same of products in fp8, of the fp8 peak.
+        small_tokens: Tokens that a product costs beside its own: small ones are slow.
+        flash: Share of the 16-bit peak that fused attention reaches.
+        memory: Share of the memory's rate.
+        link: Share of the link between GPUs of a node.
+        network: Share of the rate between nodes.
+        link_latency_s: Of a collective in a node, for each doubling of its ranks.
+        network_latency_s: The same between nodes.
+        host_s: To launch one pass of one layer.
+        step_s: Of each step, whatever is in it.
+        overlap: Share of the computation behind which gradients and shards travel.
+    """
+
+    products: float
+    fp8_products: float
+    small_tokens: float
+    flash: float
+    memory: float
+    link: float
+    network: float
+    link_latency_s: float
+    network_latency_s: float
+    host_s: float
+    step_s: float
+    overlap: float
+
+
+#: Those of a peak, which none exceeds.
+SHARES = frozenset({"products", "fp8_products", "flash", "memory", "link", "network", "overlap"})
+
+
+class Node(NamedTuple):
+    """How many GPUs the fast link joins, and the rate of one GPU to others, in 10**9 bytes/s and direction."""
+
+    gpus: int
+    network_gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A software stack on a family of GPUs.
+
+    ``zero`` are the stages that it was measured with. ``error`` is the relative error that 90 % of the rows stay below
+    that were not used to fit; for another GPU than ``gpus`` it is that of ``[elsewhere]``. ``tables`` name the sources
+    of the rows in ``fixtures/published/step_times.csv.gz``.
+    """
+
+    name: str
+    gpus: tuple[str, ...]
+    zero: tuple[int, ...]
+    constants: StepConstants
+    error: float
+    source: str
+    tables: tuple[str, ...]
+    is_measured: bool = True
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text("utf-8"))
+
+
+@cache
+def stacks() -> tuple[Stack, ...]:
+    """Every stack of the file, in its order."""
+    return tuple(
+        Stack(
+            entry["name"],
+            tuple(entry["gpus"]),
+            tuple(entry["zero"]),
+            prior_constants()._replace(**entry["constants"]),
+            entry["error"],
+            entry["source"],
+            tuple(entry["tables"]),
+        )
+        for entry in _document()["stack"]
+    )
+
+
+def prior_constants() -> StepConstants:
+    """What is assumed before any row was seen."""
+    return StepConstants(**_document()["prior"]["constants"])
+
+
+def find_stack(gpu: Gpu, zero: int) -> Stack:
+    """The stack of a GPU and a stage of ZeRO; for a GPU without rows that of the GPU with the nearest peak."""
+    fitting = [stack for stack in stacks() if zero in stack.zero]
+    own = next((stack for stack in fitting if gpu.name in stack.gpus), None)
+    if own is not None:
+        return own
+    elsewhere = _document()["elsewhere"]
+    near = fitting[-1] if gpu.dense_16bit_tflops > elsewhere["newer_above_tflops"] else fitting[0]
+    return replace(near, error=elsewhere["error"], is_measured=False)
+
+
+def find_node(gpu: Gpu) -> Node:
+    """The usual node of a GPU."""
+    nodes: list[dict[str, Any]] = _document()["node"]
+    entry = next((node for node in nodes if gpu.name in node["names"]), nodes[0])
+    return Node(entry["gpus"], entry["network_gb_s"])

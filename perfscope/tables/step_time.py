@@ -1,0 +1,74 @@
+"""Configurations of a training, and how long a step of each took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.models.conventions import Checkpointing
+from perfscope.models.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class StepSetup:
+    """All that the time of a step is computed from.
+
+    Attributes:
+        gpu: A name of ``hardware.toml``.
+        data: Replicas; context-parallel ranks are counted apart.
+        virtual: Stages of each pipeline rank (interleaving).
+        micro_batch: Sequences of one forward pass, of which a step has ``micro_batches`` one after another.
+        is_eager: The attention matrix is written to memory.
+        gradient_bytes: Of one gradient, as it is sent.
+        network_gb_s: Of one GPU to other nodes, in 10**9 bytes/s and direction; None: as in the GPU's usual node.
+    """
+
+    model: Transformer
+    gpu: str
+    seq_len: int
+    micro_batch: int
+    micro_batches: int
+    dtype: str = "bf16"
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+    zero: int = 0
+    checkpointing: Checkpointing = Checkpointing.NONE
+    is_eager: bool = False
+    sequence_parallel: bool = False
+    gradient_bytes: int = 2
+    network_gb_s: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def gbs(self) -> int:
+        """Sequences of a step."""
+        return self.data * self.micro_batch * self.micro_batches
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.gbs * self.seq_len
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A configuration that ran, and the seconds of one of its steps; ``source`` is who published or logged it."""
+
+    setup: StepSetup
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """Measured steps, and each row that could not be used with its reason."""
+
+    rows: tuple[MeasuredStep, ...]
+    refused: tuple[tuple[str, str], ...] = ()
