@@ -2,21 +2,27 @@
 
 States: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054). Activations: layer by layer as the backward pass needs them
 (Korthikanti et al. 2022, arXiv 2205.05198, section 4). Of a pipeline the fuller of two stages counts: the first, which
-holds the most micro-batches, or the last, which has the loss. Allocator, communication library and CUDA context are not
-counted: some percent of the GPU.
+holds the most micro-batches and layers, or the stage of the output layer. The communication library and the CUDA
+context are not counted: some percent of the GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from math import ceil
+from math import ceil, log
+from statistics import NormalDist
 from typing import NamedTuple
 
 from perfscope.analyzers.tflops.per_token import vocabulary_rows
 from perfscope.constants import S_PER_DAY, S_PER_HOUR, TERA
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.parameter_counts import embedding_parameters, position_parameters, total_parameters
+from perfscope.models.parameter_counts import (
+    embedding_parameters,
+    layer_weights,
+    position_parameters,
+    total_parameters,
+)
 from perfscope.models.transformer import GATED_MATRICES, Transformer
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
@@ -43,11 +49,14 @@ class Loss(StrEnum):
     """The cross-entropy implementation, which decides how many copies of the logits the backward pass starts with.
 
     ``plain`` is PyTorch's cross-entropy in fp32: the logits, their log-probabilities in fp32, and two gradients.
-    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``compiled`` keeps the 16-bit logits,
-    because torch.compile fuses what follows them. ``chunked`` has the logits of an eighth of the tokens at a time.
+    ``sharded`` is that of Megatron and nanotron over tensor-parallel ranks: 16-bit logits, an fp32 copy, and a softmax
+    that becomes the gradient. ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``compiled`` keeps
+    the 16-bit logits, because torch.compile fuses what follows them. ``chunked`` has the logits of an eighth of the
+    tokens at a time.
     """
 
     PLAIN = "plain"
+    SHARDED = "sharded"
     COMPILED = "compiled"
     FUSED = "fused"
     CHUNKED = "chunked"
@@ -57,6 +66,15 @@ class Loss(StrEnum):
 _MOST_LIVE_PARAMETERS, _REDUCED_ELEMENTS = 10**9, 5 * 10**8
 _GATHERED_LAYERS = 2
 _CHUNKS = 8
+#: Tensors of whole sequences that sequence parallelism holds beside the activations. nanotron keeps two buffers for
+#: what it gathers (src/nanotron/parallel/tensor_parallel/functional.py); the pass of a layer has three more.
+_WHOLE_SEQUENCES = 5
+#: What PyTorch's allocator reserves over what it allocates at the peak: the median of 101 runs of nanotron without
+#: tensor parallelism, those of a random half of its table (reports/predictions.md). It is 1.02 to 1.38 in 13 runs of
+#: five frameworks on H200 (fixtures/real_runs).
+_RESERVED = 1.09
+#: The spread of the logarithm of measured over estimated bytes: half of the central 68 % of the 895 runs of that half.
+_SPREAD = 0.15
 _OPTIMIZER_BYTES = {OptimizerKind.ADAM: 8, OptimizerKind.ADAM_8BIT: 2, OptimizerKind.SGD: 4}
 
 
@@ -66,7 +84,8 @@ class StateBytes:
 
     ``cast`` is the copy of the weights that autocast makes and the backward pass needs. ``residual`` is of the inputs
     of the norms, where they differ from the other activations. ``is_plain_loop``: PyTorch's own optimizers train, whose
-    gradients are freed before the forward pass.
+    gradients are freed before the forward pass. ``is_balanced``: stages of a pipeline have equal costs, not equally
+    many layers.
     """
 
     weights: int
@@ -76,6 +95,7 @@ class StateBytes:
     cast: int = 0
     residual: int | None = None
     is_plain_loop: bool = False
+    is_balanced: bool = False
 
     @property
     def checkpoint(self) -> int:
@@ -88,6 +108,7 @@ class StatePrecision(StrEnum):
 
     MIXED = "mixed"
     MEGATRON = "megatron"
+    NANOTRON = "nanotron"
     AUTOCAST = "autocast"
     PURE = "pure"
     FP32 = "fp32"
@@ -97,6 +118,7 @@ def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind) -> StateByt
     """Bytes per parameter of each state.
 
     ``mixed``: 16 bits with an fp32 copy in the optimizer, as DeepSpeed; ``megatron`` has fp32 gradients, too.
+    ``nanotron`` has 16-bit gradients beside the fp32 ones that it adds them to.
     ``autocast``: fp32, of which ``torch.autocast`` makes 16-bit copies to compute in. ``pure``: 16 bits throughout,
     also the optimizer. ``fp32``: fp32 throughout, without a second copy of the weights.
     """
@@ -107,6 +129,8 @@ def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind) -> StateByt
         return StateBytes(2, 2, min(state // 2, 4) or 1, 2, is_plain_loop=True)
     if states is StatePrecision.FP32:
         return StateBytes(4, 4, state, 4, is_plain_loop=True)
+    if states is StatePrecision.NANOTRON:
+        return StateBytes(2, 4 + 2, 4 + state, 2, is_balanced=True)
     return StateBytes(2, 4 if states is StatePrecision.MEGATRON else 2, 4 + state, 2)
 
 
@@ -149,8 +173,9 @@ class MemoryEstimate:
     """Bytes on the fullest GPU.
 
     ``weights`` have the copies ``cast``, which are gone when the optimizer steps. ``gathered`` is what ZeRO 3 gathers
-    at once, with its buckets; ``buckets`` are those of DistributedDataParallel; ``stepping`` is what the optimizer
-    makes.
+    at once, with its buckets. ``buckets`` are those of DistributedDataParallel. ``exchanged`` are whole sequences that
+    sequence parallelism gathers or is about to scatter. ``stepping`` is what the optimizer makes. ``stage`` is that of
+    the pipeline, from 0.
     """
 
     layout: ParallelLayout
@@ -161,17 +186,29 @@ class MemoryEstimate:
     cast: int = 0
     gathered: int = 0
     buckets: int = 0
+    exchanged: int = 0
     stepping: int = 0
     is_plain_loop: bool = False
+    stage: int = 0
 
     @property
     def total(self) -> int:
         """The peak: of a plain loop without accumulation the activations are gone when all gradients are there."""
-        together = self.weights + self.gradients + self.optimizer + self.activations + self.gathered + self.buckets
+        together = self.weights + self.gradients + self.optimizer + self.activations
+        together += self.gathered + self.buckets + self.exchanged
         if not self.is_plain_loop or (self.layout.micro_batches or 1) > 1:
             return together
         stepping = together - self.activations - self.gathered - self.cast + self.stepping
         return max(together - self.gradients, stepping)
+
+    @property
+    def reserved(self) -> int:
+        """What PyTorch's allocator reserves at that peak: freed blocks that nothing else fits in are kept."""
+        return ceil(_RESERVED * self.total)
+
+    def fit_probability(self, memory_bytes: int) -> float:
+        """The probability that a GPU's memory suffices, by how far measured bytes are from estimated ones."""
+        return NormalDist(sigma=_SPREAD).cdf(log(memory_bytes / self.reserved))
 
 
 def estimate_memory(
@@ -184,25 +221,41 @@ def estimate_memory(
     attention: Attention,
 ) -> MemoryEstimate:
     """The memory of the fullest GPU, for a number of parameters that the model's shape stands for."""
+    ends = estimate_ends(
+        model, layout, parameters=parameters, seq_len=seq_len, precision=precision, attention=attention
+    )
+    return max(ends, key=lambda memory: memory.total)
+
+
+def estimate_ends(
+    model: Transformer,
+    layout: ParallelLayout,
+    *,
+    parameters: int,
+    seq_len: int,
+    precision: StateBytes,
+    attention: Attention,
+) -> tuple[MemoryEstimate, ...]:
+    """The memory of a GPU of the first stage, and of the stage with the output layer."""
     scale = parameters / total_parameters(model)
-    stages = [PipelineEnd.FIRST] if layout.pipeline == 1 else [PipelineEnd.FIRST, PipelineEnd.LAST]
-    estimates = [
-        replace(
-            _estimate_states(model, scale, layout, precision, _count_parameters(model, layout, stage)),
-            activations=activation_bytes(
-                model,
-                seq_len,
-                precision.activations,
-                attention,
-                layout,
-                stage=stage,
-                residual_bytes=precision.residual,
-                is_plain_loop=precision.is_plain_loop,
-            ),
+    estimates = []
+    for end in [PipelineEnd.FIRST] if layout.pipeline == 1 else PipelineEnd:
+        stage = find_stage(model, layout, end, is_balanced=precision.is_balanced)
+        states = _estimate_states(model, scale, layout, precision, _count_parameters(model, layout, stage))
+        activations = activation_bytes(
+            model,
+            seq_len,
+            precision.activations,
+            attention,
+            layout,
+            stage=stage,
+            residual_bytes=precision.residual,
+            is_plain_loop=precision.is_plain_loop,
         )
-        for stage in stages
-    ]
-    return max(estimates, key=lambda memory: memory.total)
+        whole = _tokens(layout, seq_len) * precision.activations * model.hidden
+        exchanged = _WHOLE_SEQUENCES * whole if layout.sequence_parallel and layout.tensor > 1 else 0
+        estimates.append(replace(states, activations=activations, exchanged=exchanged, stage=stage.number))
+    return tuple(estimates)
 
 
 class PipelineEnd(Enum):
@@ -210,6 +263,48 @@ class PipelineEnd(Enum):
 
     FIRST = "first"
     LAST = "last"
+
+
+class Stage(NamedTuple):
+    """A stage of a pipeline: its layers, and the largest number of micro-batches whose activations it holds."""
+
+    number: int
+    layers: int
+    in_flight: float
+    has_embedding: bool
+    has_output: bool
+
+
+def find_stage(
+    model: Transformer, layout: ParallelLayout, end: PipelineEnd = PipelineEnd.FIRST, *, is_balanced: bool = False
+) -> Stage:
+    """The first stage of 1F1B, or the one with the output layer; no stage between them is fuller than the first.
+
+    Stages have equally many layers, rounded up. ``is_balanced``: as nanotron, stages have equal shares of the products'
+    cost, in which the output layer counts. A stage ends after the layer that exceeds its share
+    (``build_model`` in src/nanotron/models/base.py).
+    """
+    stages = layout.pipeline
+    if stages == 1:
+        return Stage(0, model.layers, layout.in_flight, has_embedding=True, has_output=True)
+    layers, output = [ceil(model.layers / stages)] * stages, stages - 1
+    if is_balanced:
+        layers, output = _balance(model, stages)
+    if end is PipelineEnd.FIRST:
+        return Stage(0, layers[0], layout.in_flight, has_embedding=True, has_output=output == 0)
+    in_flight = min(stages - output, layout.micro_batches or stages)
+    return Stage(output, layers[output], in_flight, has_embedding=output == 0, has_output=True)
+
+
+def _balance(model: Transformer, stages: int) -> tuple[list[int], int]:
+    """The layers of each stage, and the stage of the output layer, where stages are of equal cost."""
+    cost = layer_weights(model, model.experts.active if model.experts else 0)
+    whole = cost + embedding_parameters(model)
+    layers, stage = [0] * stages, 0
+    for layer in range(1, model.layers + 1):
+        layers[stage] += 1
+        stage += layer * cost * stages > (stage + 1) * whole * model.layers
+    return layers, stage
 
 
 class _ParametersPerGpu(NamedTuple):
@@ -261,22 +356,17 @@ def _gathered_bytes(model: Transformer, precision: StateBytes, parameters: _Para
     return precision.activations * (tables + _GATHERED_LAYERS * max(0, whole - tables) / model.layers)
 
 
-def _count_parameters(model: Transformer, layout: ParallelLayout, stage: PipelineEnd) -> _ParametersPerGpu:
-    """Parameters of a GPU of a stage, before ZeRO.
-
-    The first pipeline stage has the embedding, the last one the output layer, which is a copy where they are tied;
-    without a pipeline one GPU has both.
-    """
-    layers = ceil(model.layers / layout.pipeline)
-    share = layers / model.layers / layout.tensor
+def _count_parameters(model: Transformer, layout: ParallelLayout, stage: Stage) -> _ParametersPerGpu:
+    """Parameters of a GPU of a stage, before ZeRO; tied embeddings are two copies where two stages have them."""
+    share = stage.layers / model.layers / layout.tensor
     routed = 0
     if model.experts:
         weights = model.mlp_matrices * model.hidden * model.experts.ffn + model.experts.vectors
         routed = model.experts.layers * model.experts.routed * weights
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
     in_layers = total_parameters(model) - tables - routed
-    if layout.pipeline > 1:
-        tables = embedding_parameters(model) + (position_parameters(model) if stage is PipelineEnd.FIRST else 0)
+    if not (stage.has_embedding and stage.has_output):
+        tables = embedding_parameters(model) + (position_parameters(model) if stage.has_embedding else 0)
     return _ParametersPerGpu(in_layers * share + tables / layout.tensor, routed * share / layout.expert)
 
 
@@ -287,31 +377,31 @@ def activation_bytes(
     attention: Attention,
     layout: ParallelLayout,
     *,
-    stage: PipelineEnd = PipelineEnd.FIRST,
+    stage: Stage | None = None,
     residual_bytes: int | None = None,
     is_plain_loop: bool = False,
 ) -> int:
-    """Bytes of the activations of a GPU on a pipeline stage."""
-    tokens = ceil(seq_len * layout.micro_batch / layout.context)
-    layers = ceil(model.layers / layout.pipeline)
-    in_flight = layout.in_flight if stage is PipelineEnd.FIRST else 1
+    """Bytes of the activations of a GPU on a pipeline stage, by default the first."""
+    tokens = _tokens(layout, seq_len)
+    stage = stage or find_stage(model, layout)
+    layers, in_flight = stage.layers, stage.in_flight
     is_cast_by_fsdp = layout.zero == LAST_STAGE and layout.data * layout.context > 1
     residual = element_bytes if residual_bytes is None or is_cast_by_fsdp else residual_bytes
     layer = _layer_bytes(model, seq_len, element_bytes, attention, layout)
     layer += 2 * (residual - element_bytes) * model.hidden / (layout.tensor if layout.sequence_parallel else 1)
     # The 16-bit logits are gone where nothing but the loss needs them; Megatron-core keeps them.
     kept_logits = 0 if is_plain_loop or layout.zero == LAST_STAGE else element_bytes
-    head = (
-        _head_bytes(model, tokens, element_bytes, layout, kept_logits)
-        if layout.pipeline == 1 or stage is PipelineEnd.LAST
-        else 0
-    )
+    head = _head_bytes(model, tokens, element_bytes, layout, kept_logits) if stage.has_output else 0
     if layout.checkpointing is Checkpointing.FULL:
         split = layout.tensor if layout.sequence_parallel else 1
         layer_inputs = layers * in_flight * residual * model.hidden / split
         # The logits are freed before the first layer is recomputed.
         return ceil(tokens * layer_inputs) + max(ceil(tokens * layer), head)
     return ceil(tokens * layers * in_flight * layer) + head
+
+
+def _tokens(layout: ParallelLayout, seq_len: int) -> int:
+    return ceil(seq_len * layout.micro_batch / layout.context)
 
 
 def _layer_bytes(
@@ -340,6 +430,7 @@ def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: ParallelLayout, kept_logits: int) -> int:
     bytes_per_logit = {
         Loss.PLAIN: kept_logits + 3 * 4,
+        Loss.SHARDED: element_bytes + 2 * 4,
         Loss.COMPILED: element_bytes,
         Loss.FUSED: 4,
         Loss.CHUNKED: (element_bytes + 3 * 4) / _CHUNKS,

@@ -265,7 +265,7 @@ def _find_fitting(
         if key in fitting:
             continue
         memory = estimate_layout(inputs, choice, shape, peak.dtype, layout)
-        if memory.total <= peak.gpu.memory_bytes:
+        if memory.reserved <= peak.gpu.memory_bytes:
             fitting[key] = memory
     order = (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL)
     return tuple(fitting[key] for key in sorted(fitting, key=lambda key: (order.index(key[0]), key[1])))

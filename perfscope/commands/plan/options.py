@@ -95,7 +95,8 @@ class MemoryOptions(NamedTuple):
     states: Annotated[
         StatePrecision | None,
         _memory(
-            help="Training precision: of weights, gradients and optimizer; megatron is mixed with fp32 gradients.",
+            help="Training precision: of weights, gradients and optimizer; megatron is mixed with fp32 gradients, "
+            "nanotron has 16-bit ones beside them.",
             show_default="fp32 with --dtype fp32 or tf32, else mixed",
         ),
     ] = None

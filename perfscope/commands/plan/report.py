@@ -86,7 +86,8 @@ _MEMORY_COLUMNS = (
     Column("Optimizer (GB)"),
     Column("Activations (GB)"),
     Column("Total (GB)"),
-    Column("Fits"),
+    Column("Reserved (GB)"),
+    Column("Fits (%)", 0),
 )
 
 
@@ -109,13 +110,17 @@ def memory_data(memory: MemoryEstimate, peak: Peak) -> dict[str, Json]:
         "activations_bytes": memory.activations,
         "gathered_bytes": memory.gathered,
         "buckets_bytes": memory.buckets,
+        "exchanged_bytes": memory.exchanged,
         "total_bytes": memory.total,
-        "fits": _fits(memory, peak),
+        "reserved_bytes": memory.reserved,
+        "stage": memory.stage,
+        "fits": None if peak.gpu is None else memory.reserved <= peak.gpu.memory_bytes,
+        "fit_probability": _fit_probability(memory, peak),
     }
 
 
-def _fits(memory: MemoryEstimate, peak: Peak) -> bool | None:
-    return None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes
+def _fit_probability(memory: MemoryEstimate, peak: Peak) -> float | None:
+    return None if peak.gpu is None else memory.fit_probability(peak.gpu.memory_bytes)
 
 
 def _row(memory: MemoryEstimate, peak: Peak) -> tuple[Cell, ...]:
@@ -131,11 +136,12 @@ def _row(memory: MemoryEstimate, peak: Peak) -> tuple[Cell, ...]:
         memory.optimizer / GB,
         memory.activations / GB,
         memory.total / GB,
-        {None: None, True: "yes", False: "no"}[_fits(memory, peak)],
+        memory.reserved / GB,
+        percent(_fit_probability(memory, peak)),
     )
 
 
-#: A larger share of the GPU's memory leaves too little for buffers, which are not counted.
+#: Below this probability a layout that probably fits is called tight.
 _TIGHT = 0.9
 
 
@@ -145,10 +151,12 @@ def describe_fit(plan: TrainingPlan) -> str:
         return "Does it fit? Give --gpu"
     limit = format_bytes(plan.peak.gpu.memory_bytes)
     for memory in plan.memory:  # from no checkpointing and ZeRO 0 on, so that the first needs least
-        if _fits(memory, plan.peak):
-            fits = "Tight" if memory.total > _TIGHT * plan.peak.gpu.memory_bytes else "Fits"
-            return f"{fits} with {_describe_layout(memory)}, {format_bytes(memory.total)} of {limit}"
-    least = min(memory.total for memory in plan.memory)
+        if memory.reserved <= plan.peak.gpu.memory_bytes:
+            probability = memory.fit_probability(plan.peak.gpu.memory_bytes)
+            word = "Fits" if probability >= _TIGHT else "Tight"
+            fits = f"{word} (probability {min(0.99, probability):.0%})"
+            return f"{fits} with {_describe_layout(memory)}, {format_bytes(memory.reserved)} of {limit}"
+    least = min(memory.reserved for memory in plan.memory)
     if not plan.fitting:
         return f"Does not fit: at least {format_bytes(least)}, and a GPU has {limit}"
     fitting = _describe_layout(plan.fitting[0])
@@ -163,16 +171,22 @@ def _describe_layout(memory: MemoryEstimate) -> str:
 
 def memory_section(estimates: Sequence[MemoryEstimate], peak: Peak) -> Section:
     """The memory of the typed layouts."""
-    notes = ["For the fullest GPU; buffers of the allocator and of communication are not included."]
+    notes = ["For the fullest GPU. Reserved: with what PyTorch's allocator keeps; without NCCL and the CUDA context."]
     if estimates[0].is_plain_loop:
         notes.append(
             "Total: without accumulation the gradients are freed before the forward pass, and the activations are gone "
             "when all gradients are there, so that the total is less than the sum."
         )
-    if any(memory.gathered or memory.buckets for memory in estimates):
-        notes.append("Total: with the weights that ZeRO 3 gathers at once, and the buckets that gradients are sent in.")
+    if any(memory.gathered or memory.buckets or memory.exchanged for memory in estimates):
+        notes.append(
+            "Total: with the weights that ZeRO 3 gathers at once, the buckets that gradients are sent in, and the "
+            "whole sequences that sequence parallelism exchanges."
+        )
     if peak.gpu:
-        notes.append(f"Fits: below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
+        notes.append(
+            f"Fits: the probability that the reserved memory is below the {format_bytes(peak.gpu.memory_bytes)} of "
+            f"{peak.gpu.name}'s datasheet, by how far measured runs are from their estimates."
+        )
     return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in estimates), tuple(notes))
 
 

@@ -114,8 +114,8 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
     }
     logits = 8192 * 128256
     chunk = 14 * logits // 8
-    parts = {Loss.PLAIN: 14 * logits, Loss.COMPILED: 2 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: chunk}
-    assert head == {loss: part - chunk for loss, part in parts.items()}
+    copies = {Loss.PLAIN: 14, Loss.SHARDED: 10, Loss.COMPILED: 2, Loss.FUSED: 4}
+    assert head == {Loss.CHUNKED: 0, **{loss: count * logits - chunk for loss, count in copies.items()}}
 
 
 @pytest.mark.parametrize(("data", "zero", "has_buckets"), [(1, 0, False), (2, 0, True), (2, 1, True), (2, 2, False)])
