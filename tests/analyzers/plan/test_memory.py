@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
+from benchmarks import kept_run
+from benchmarks.real_runs import kept_runs
 from perfscope.analyzers.plan import (
     Attention,
     Duration,
@@ -14,16 +19,21 @@ from perfscope.analyzers.plan import (
     MemoryEstimate,
     OptimizerKind,
     ParallelLayout,
+    PipelineEnd,
     StatePrecision,
     activation_bytes,
+    estimate_ends,
     estimate_memory,
+    find_stage,
     solve_duration,
     state_bytes_of,
 )
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
+from perfscope.renderers.markdown import render_sections
 from perfscope.sources.models.presets import find_preset
+from tests.analyzers.plan.nanotron import errors, find_failures, read_rows, sections
 from tests.conftest import ROOT
 
 
@@ -214,6 +224,69 @@ def estimate(row: dict[str, str]) -> MemoryEstimate:
 def test_an_estimate_is_within_5_percent_of_the_peak_of_a_real_training(training: str) -> None:
     row = TRAININGS[training]
     assert estimate(row).total == pytest.approx(int(row["peak_bytes"]), rel=0.05)
+
+
+NANOTRON = read_rows()
+TESTED = [row for row in NANOTRON if row.is_test]
+
+
+def test_nanotrons_memory_is_estimated_on_rows_that_fitted_nothing() -> None:
+    assert (len(NANOTRON), sum(row.measured is not None for row in NANOTRON)) == (3287, 1758)
+    without_tensor = [row for row in TESTED if row.layout.tensor == 1]
+    for rows, worst in ((TESTED, 0.069), (without_tensor, 0.046)):
+        assert median(map(abs, errors(rows))) < worst
+    *_, precision, recall = find_failures(TESTED, 0.9)
+    assert precision > 0.93
+    assert recall > 0.88
+    report = (ROOT / "reports" / "predictions.md").read_text()
+    assert render_sections(sections(TESTED), 2) in report
+
+
+def test_stages_of_nanotron_have_equal_costs() -> None:
+    """Measured: from one sequence to two 8.1 GiB more, 11 layers with two micro-batches; equal stages are 8 layers."""
+    rows = {
+        row.layout.micro_batch: row
+        for row in NANOTRON
+        if (row.model.layers, row.layout.data, row.layout.tensor, row.layout.pipeline) == (16, 64, 1, 2)
+        and row.layout.zero
+    }
+    assert {end: find_stage(rows[1].model, rows[1].layout, end, is_balanced=True)[:3] for end in PipelineEnd} == {
+        PipelineEnd.FIRST: (0, 11, 2),
+        PipelineEnd.LAST: (1, 5, 1),
+    }
+    first, second = (rows[size].estimates()[0].total for size in (1, 2))
+    assert rows[1].measured
+    assert rows[2].measured
+    assert second - first == pytest.approx(rows[2].measured - rows[1].measured, rel=0.03)
+
+
+def most_memory(run: Path, rank: int) -> tuple[int, int]:
+    """The most that a rank of a recorded run allocated and reserved."""
+    lines = (run / "ranks" / f"{rank:05}" / "steps.jsonl").read_text().splitlines()
+    steps = [step for step in map(json.loads, lines) if "memory_peak_bytes" in step]
+    return max(step["memory_peak_bytes"] for step in steps), max(step["memory_reserved_bytes"] for step in steps)
+
+
+def test_allocators_of_real_runs_reserve_more_than_they_allocate() -> None:
+    """The estimate's 9 % is inside of what torchtitan, Megatron, nanoGPT and the Trainer reserved."""
+    ratios = [reserved / peak for peak, reserved in (most_memory(run, 0) for run in kept_runs())]
+    assert 1.01 < min(ratios) < 1.09 < median(ratios) < max(ratios) < 1.39
+
+
+@pytest.mark.parametrize(("name", "tensor", "pipeline", "batches"), [("pp4", 1, 4, 16), ("tp2_pp2", 2, 2, 8)])
+def test_both_ends_of_megatrons_pipelines_are_estimated(name: str, tensor: int, pipeline: int, batches: int) -> None:
+    gpt = Transformer("gpt", 16, 2048, 16, 16, 128, 8192, 2, vocabulary=32000, tied=True, positions=1024)
+    spread = layout(tensor=tensor, pipeline=pipeline, micro_batch=4, micro_batches=batches, loss=Loss.SHARDED)
+    ends = estimate_ends(
+        gpt,
+        spread,
+        parameters=total_parameters(gpt),
+        seq_len=1024,
+        precision=state_bytes_of(StatePrecision.MEGATRON, OptimizerKind.ADAM),
+        attention=Attention.EAGER,
+    )
+    run = kept_run(ROOT / "fixtures" / "real_runs" / f"megatron_{name}")
+    assert [end.total for end in ends] == pytest.approx([most_memory(run, rank)[0] for rank in (0, 3)], rel=0.035)
 
 
 SOLVED = {
