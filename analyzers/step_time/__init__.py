@@ -42,7 +42,7 @@ TERMS = (
     "step",
 )
 COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in name or name.endswith("gradients"))
-BUBBLE = TERMS.index("pipeline bubble")
+PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
 _BYTES = 2  # of an activation or weight in 16 bits
 #: Bytes that memory moves a token and hidden unit in a layer's forward pass beside products: two norms (4 each), two
 #: dropouts with their residuals (7 each); and 4 for each unit of the MLP's activation.
@@ -211,7 +211,9 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     hop_rate = np.where(
         c.tensor * c.context * c.data >= c.node_gpus, c.network_bytes * k.network, c.link_bytes * k.link
     )
-    hop = 2 * (c.pipeline - 1) * states / c.sequence_split / hop_rate
+    hop = states / c.sequence_split / hop_rate  # there and back while the pipeline fills; interleaving repeats it
+    repeated = c.micro_batches * (c.virtual - 1) * (1 - k.overlap) * (c.pipeline > 1)
+    hops = 2 * (c.pipeline - 1 + repeated) * hop
     sharded = np.where(c.zero > 0, replicas, 1)
     m = c.micro_batches
     per_layer = m * layers
@@ -226,7 +228,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
         "expert-parallel communication": per_layer * routing,
         "host": per_layer * (layer - device),
         "pipeline bubble": (c.pipeline - 1) / c.virtual * layers * layer,
-        "pipeline communication": hop,
+        "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,
         "optimizer": c.stage_parameters / sharded * _OPTIMIZER_BYTES / memory,

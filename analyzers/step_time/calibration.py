@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 
 from perfscope.analyzers.step_time import Predictor, StepTimes
 from perfscope.models.hardware import find_gpu
-from perfscope.models.step_constants import SHARES, StepConstants, find_stack
+from perfscope.models.step_constants import SHARES, Stack, StepConstants, find_stack
 from perfscope.tables.columns import Float64
 from perfscope.tables.step_time import MeasuredStep, StepSetup
 
@@ -66,12 +66,12 @@ class Calibration:
 
     def constants(self, setup: StepSetup) -> StepConstants:
         """The constants for the GPU and the sharding of a configuration."""
-        start = find_stack(find_gpu(setup.gpu), setup.zero).constants
+        start = stack_of(setup).constants
         return fit_constants(self.rows, start) if self.rows else start
 
     def _correct(self, setups: Sequence[StepSetup]) -> tuple[Float64, Float64]:
         """The factor that the measured rows still ask for at each configuration, and its relative error of 90 %."""
-        stack = find_stack(find_gpu(setups[0].gpu), setups[0].zero)
+        stack = stack_of(setups[0])
         if not self.rows:
             return np.ones(len(setups)), np.full(len(setups), stack.error)
         measured = [row.setup for row in self.rows]
@@ -83,6 +83,11 @@ class Calibration:
         variance = _LOCAL**2 + _COMMON**2 - (weights * _covariance(asked, known)).sum(axis=1)
         deviation = np.sqrt(np.maximum(variance, 0) + _RUN**2)
         return np.exp(weights @ left), np.expm1(_Z90 * deviation)
+
+
+def stack_of(setup: StepSetup) -> Stack:
+    """The stack whose constants a configuration starts from."""
+    return find_stack(find_gpu(setup.gpu), setup.zero, has_experts=setup.model.experts is not None)
 
 
 def _positions(setups: Sequence[StepSetup]) -> Float64:

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.step_time.calibration import Calibration
-from perfscope.models.hardware import find_gpu
-from perfscope.models.step_constants import find_stack
+from perfscope.analyzers.step_time.calibration import Calibration, stack_of
 from perfscope.tables.columns import Float64
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps
 
@@ -76,7 +74,7 @@ def judge(steps: MeasuredSteps) -> tuple[SourceJudgement, ...]:
 
 def _judge_source(rows: Sequence[MeasuredStep], refused: int) -> SourceJudgement:
     first = rows[0]
-    stack = find_stack(find_gpu(first.setup.gpu), first.setup.zero)
+    stack = stack_of(first.setup)
     halves: tuple[Sequence[MeasuredStep], Sequence[MeasuredStep]] = ([], rows)
     if first.source in stack.tables:
         halves = split_models(rows)
@@ -151,7 +149,7 @@ def _calibrate_by_few(rows: Sequence[MeasuredStep]) -> Errors | None:
 
 
 def _source_and_stack(row: MeasuredStep) -> Hashable:
-    return row.source, find_stack(find_gpu(row.setup.gpu), row.setup.zero).name
+    return row.source, stack_of(row.setup).name
 
 
 def _question(row: MeasuredStep) -> Hashable:

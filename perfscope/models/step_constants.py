@@ -102,15 +102,15 @@ def prior_constants() -> StepConstants:
     return StepConstants(**_document()["prior"]["constants"])
 
 
-def find_stack(gpu: Gpu, zero: int) -> Stack:
-    """The stack of a GPU and a stage of ZeRO; for a GPU without rows that of the GPU with the nearest peak."""
+def find_stack(gpu: Gpu, zero: int, *, has_experts: bool = False) -> Stack:
+    """The stack of a GPU and a stage of ZeRO; for a GPU without rows, or a mixture of experts, the nearest."""
     fitting = [stack for stack in stacks() if zero in stack.zero]
-    own = next((stack for stack in fitting if gpu.name in stack.gpus), None)
-    if own is not None:
-        return own
     elsewhere = _document()["elsewhere"]
     near = fitting[-1] if gpu.dense_16bit_tflops > elsewhere["newer_above_tflops"] else fitting[0]
-    return replace(near, error=elsewhere["error"], is_measured=False)
+    own = next((stack for stack in fitting if gpu.name in stack.gpus), None)
+    if own is not None and not has_experts:
+        return own
+    return replace(own or near, error=elsewhere["error"], is_measured=False)
 
 
 def find_node(gpu: Gpu) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.plan import (
     LAST_STAGE,
@@ -16,7 +16,7 @@ from perfscope.analyzers.plan import (
 )
 from perfscope.analyzers.tflops.comparison import Convention, Step, compare
 from perfscope.commands.model import ModelChoice, Peak
-from perfscope.commands.plan.options import PlanInputs
+from perfscope.commands.plan.options import LayoutOptions, PlanInputs
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
@@ -26,6 +26,8 @@ from perfscope.sources.models.presets import find_preset
 from perfscope.units import format_parameters
 
 _GPUS_PER_NODE = 8
+#: The fewest tokens of a sequence that a context-parallel rank is given.
+_SHORT_SEQUENCE = 4_096
 
 
 def check_layout(inputs: PlanInputs, model: Transformer) -> None:
@@ -89,22 +91,68 @@ def typed_layouts(inputs: PlanInputs) -> Iterator[ParallelLayout]:
 def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[ParallelLayout]:
     """Every layout that the GPUs can be arranged in, the fewest model-parallel GPUs first."""
     typed = inputs.layout
-    tensor_sizes = (typed.tp,) if typed.tp else tuple(2**power for power in range(_GPUS_PER_NODE.bit_length()))
+    for tensor, pipeline in possible_degrees(inputs, model, typed.size("cp")):
+        if model.layers % (pipeline * typed.size("virtual_stages")):
+            continue
+        for checkpointing in _candidate_checkpointing(inputs):
+            for zero in _candidate_stages(inputs, pipeline):
+                yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
+
+
+def possible_degrees(inputs: PlanInputs, model: Transformer, context: int) -> Iterator[tuple[int, int]]:
+    """Every tensor- and pipeline-parallel size that divides model and GPUs, the smallest products first."""
+    typed = inputs.layout
+    tensor_sizes = (typed.tp,) if typed.tp else powers_of_two(_GPUS_PER_NODE)
     pipeline_sizes = (typed.pp,) if typed.pp else range(1, min(model.layers, inputs.gpus) + 1)
     degrees = sorted(
         ((tensor, pipeline) for tensor in tensor_sizes for pipeline in pipeline_sizes),
         key=lambda pair: (pair[0] * pair[1], pair[1]),
     )
     for tensor, pipeline in degrees:
-        if (
-            inputs.gpus % (tensor * pipeline * typed.size("cp"))
-            or model.heads % tensor
-            or model.layers % (pipeline * typed.size("virtual_stages"))
-        ):
+        if not (inputs.gpus % (tensor * pipeline * context) or model.heads % tensor or model.layers % pipeline):
+            yield tensor, pipeline
+
+
+def powers_of_two(most: int) -> Sequence[int]:
+    """1, 2, 4 and so on, up to a number."""
+    return [2**power for power in range(max(1, most).bit_length())]
+
+
+def possible_batches(inputs: PlanInputs, model: Transformer, gbs: int) -> Iterator[ParallelLayout]:
+    """Every layout with each micro-batch, interleaving, context- and expert-parallel size that a batch allows.
+
+    Tensor parallelism splits along the sequence, too: that costs no bytes and saves memory.
+    """
+    typed = inputs.layout._replace(sequence_parallel=True)
+    inputs = replace(inputs, layout=typed)
+    for context in [typed.cp] if typed.cp else powers_of_two(inputs.seq_len // _SHORT_SEQUENCE):
+        for tensor, pipeline in possible_degrees(inputs, model, context) if inputs.seq_len % context == 0 else ():
+            data = inputs.gpus // (tensor * pipeline * context)
+            for layout in _spread_batch(inputs, model, gbs, data, pipeline):
+                for checkpointing in _candidate_checkpointing(inputs):
+                    for zero in _candidate_stages(inputs, pipeline):
+                        yield _make_layout(
+                            replace(inputs, layout=layout._replace(cp=context)), tensor, pipeline, zero, checkpointing
+                        )
+
+
+def _spread_batch(
+    inputs: PlanInputs, model: Transformer, gbs: int, data: int, pipeline: int
+) -> Iterator[LayoutOptions]:
+    """The micro-batch, virtual stages and expert-parallel size of each way to spread a batch over replicas."""
+    typed = inputs.layout
+    largest = gbs // data if gbs % data == 0 else 0
+    experts = model.experts.routed if model.experts else 1
+    for micro_batch in [typed.micro_batch] if typed.micro_batch else powers_of_two(largest):
+        if largest < micro_batch or largest % micro_batch:
             continue
-        for checkpointing in _candidate_checkpointing(inputs):
-            for zero in _candidate_stages(inputs, pipeline):
-                yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
+        # Interleaving takes whole rounds of micro-batches (Narayanan et al. 2021, section 2.2).
+        in_rounds = pipeline > 1 and largest // micro_batch % pipeline == 0
+        stages = range(1, model.layers // pipeline + 1) if in_rounds else [1]
+        for virtual in [typed.virtual_stages] if typed.virtual_stages else stages:
+            for expert in [typed.ep] if typed.ep else powers_of_two(min(experts, data)):
+                if not (model.layers % (pipeline * virtual) or experts % expert or data % expert):
+                    yield typed._replace(micro_batch=micro_batch, virtual_stages=virtual, ep=expert)
 
 
 def _candidate_checkpointing(inputs: PlanInputs) -> Sequence[Checkpointing]:
@@ -204,7 +252,7 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPl
     """Compute the plan; UsageError where degrees do not divide, or the convention needs dimensions that are unknown."""
     shape, shape_note = (choice.transformer, "") if choice.transformer else assume_shape(choice.active_parameters)
     check_layout(inputs, shape)
-    convention, target = _find_convention(inputs, choice), inputs.target
+    convention, target = find_convention(inputs, choice, inputs.target.convention), inputs.target
     if convention.flops_per_token is None:
         raise UsageError(
             f"the convention {convention.name} needs the dimensions of the model",
@@ -226,7 +274,8 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPl
     )
 
 
-def _find_convention(inputs: PlanInputs, choice: ModelChoice) -> Convention:
+def find_convention(inputs: PlanInputs, choice: ModelChoice, name: str) -> Convention:
+    """What a token costs by a convention."""
     step = Step(
         parameters=choice.active_parameters,
         model=choice.transformer,
@@ -237,7 +286,7 @@ def _find_convention(inputs: PlanInputs, choice: ModelChoice) -> Convention:
         gpus=inputs.gpus,
         peak_tflops=None,
     )
-    return next(convention for convention in compare(step) if convention.name == inputs.target.convention)
+    return next(convention for convention in compare(step) if convention.name == name)
 
 
 def estimate_layout(

@@ -2,24 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfscope.errors import UsageError
+from perfscope.analyzers import steps
+from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.analyzers.plan import Attention
+from perfscope.commands.model import choose_logged_model
+from perfscope.commands.plan.options import PlanInputs
+from perfscope.errors import MissingInput, PerfscopeError, UsageError
+from perfscope.models.hardware import Gpu, lookup_gpu
+from perfscope.models.transformer import Transformer
+from perfscope.sources.joblog import read_log
+from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.run import read_run
 from perfscope.sources.step_times import is_step_table, read_step_times
-from perfscope.tables.step_time import MeasuredStep, MeasuredSteps
+from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup
 
 
-def read_measured(paths: Sequence[Path]) -> MeasuredSteps:
-    """Read tables of measured steps; UsageError where a path is no table."""
-    rows: list[MeasuredStep] = []
-    refused: list[tuple[str, str]] = []
+def read_tables(paths: Sequence[str]) -> MeasuredSteps:
+    """Read tables of measured steps; UsageError where a path is something else."""
     for path in paths:
-        if not is_step_table(path):
-            raise UsageError(f"{path} is no table of measured steps")
-        steps = read_step_times(path)
-        rows += steps.rows
-        refused += steps.refused
-    if not rows:
-        raise UsageError("no measured step was read", hint="; ".join(reason for _, reason in refused[:1]) or None)
-    return MeasuredSteps(tuple(rows), tuple(refused))
+        if not is_step_table(Path(path)):
+            raise UsageError(f"{path} is no table of measured steps", hint="with --model and --gpus it calibrates")
+    return _join([read_step_times(Path(path)) for path in paths])
+
+
+def read_measured(paths: Sequence[str], shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> MeasuredSteps:
+    """Read measured steps; what a log or a run does not state is as planned. UsageError where none can be used."""
+    found = []
+    for path in map(Path, paths):
+        if is_step_table(path):
+            found.append(read_step_times(path))
+            continue
+        try:
+            read = _read_run if is_run(path) else _read_log
+            found.append(MeasuredSteps((read(path, shape, inputs, gpu),)))
+        except (MissingInput, UsageError) as error:
+            found.append(MeasuredSteps((), ((path.name, f"{path}: {error}"),)))
+    steps_read = _join(found)
+    if paths and not steps_read.rows:
+        raise PerfscopeError(f"no measured step can be used: {steps_read.refused[0][1]}")
+    return steps_read
+
+
+def _join(parts: Sequence[MeasuredSteps]) -> MeasuredSteps:
+    return MeasuredSteps(
+        tuple(row for part in parts for row in part.rows), tuple(line for part in parts for line in part.refused)
+    )
+
+
+def _read_log(path: Path, shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> MeasuredStep:
+    log = read_log(path)
+    summary = summarize_log(log)
+    choice, setup = choose_logged_model(log), summary.setup
+    model = choice.transformer if choice and choice.transformer else shape
+    sizes = {name: size for name in ("tp", "pp", "cp", "mbs", "zero_stage") if (size := getattr(setup.layout, name))}
+    return _measure(
+        model, inputs, gpu, sizes, gpus=setup.gpus, gbs=setup.gbs, seconds=summary.times.median_s, source=str(path)
+    )
+
+
+def _read_run(path: Path, shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> MeasuredStep:
+    run = read_run(path)
+    result = steps.analyze(run)
+    axes = {axis for rank in run.ranks for axis in rank.parallel}
+    sizes = {axis: 1 + max(rank.parallel.get(axis, 0) for rank in run.ranks) for axis in axes}
+    device = next((rank.device_name for rank in run.ranks if rank.device_name), None)
+    gbs = None if result.samples_per_step is None else round(result.samples_per_step)
+    passes = result.micro_batches
+    replicas = (run.devices or 1) // (sizes.get("tp", 1) * sizes.get("pp", 1) * sizes.get("cp", 1))
+    if gbs and passes and replicas:
+        sizes["mbs"] = max(1, round(gbs / passes / replicas))
+    own_gpu = lookup_gpu(device) if device else None
+    return _measure(
+        shape, inputs, own_gpu or gpu, sizes, gpus=run.devices, gbs=gbs, seconds=result.step_time_s, source=str(path)
+    )
+
+
+def _measure(
+    model: Transformer,
+    inputs: PlanInputs,
+    gpu: Gpu,
+    sizes: Mapping[str, int],
+    *,
+    gpus: int | None,
+    gbs: int | None,
+    seconds: float | None,
+    source: str,
+) -> MeasuredStep:
+    if gpus is None or gbs is None or seconds is None:
+        missing = {"number of GPUs": gpus, "global batch": gbs, "step time": seconds}
+        raise UsageError(f"it states no {next(name for name, value in missing.items() if value is None)}")
+    tensor, pipeline, context = (sizes.get(name, 1) for name in ("tp", "pp", "cp"))
+    micro_batch = sizes.get("mbs", inputs.layout.size("micro_batch"))
+    data = gpus // (tensor * pipeline * context)
+    dtype = str(inputs.peak.dtype or gpu.training_dtype)
+    setup = StepSetup(
+        model=model,
+        gpu=gpu.name,
+        seq_len=inputs.seq_len,
+        micro_batch=micro_batch,
+        micro_batches=gbs // max(1, data * micro_batch),
+        dtype=dtype,
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        context=context,
+        zero=sizes.get("zero_stage", inputs.layout.zero or 0),
+        checkpointing=inputs.checkpointing,
+        is_eager=inputs.memory.attention is Attention.EAGER,
+        sequence_parallel=inputs.layout.sequence_parallel,
+        gradient_bytes=inputs.precision(dtype).gradients,
+        network_gb_s=inputs.steps.network,
+    )
+    if setup.gpus != gpus or setup.gbs != gbs:
+        raise UsageError(f"{gbs} sequences on {gpus} GPUs are not {setup.gbs} on {setup.gpus} of its layout")
+    return MeasuredStep(setup, seconds, source)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -107,11 +106,15 @@ class StepTimeOptions(NamedTuple):
     """How the time of a step is predicted."""
 
     calibrate: Annotated[
-        list[Path] | None,
-        _steps(
-            metavar="RUN|LOG|CSV",
-            help="Measured steps to start from (repeatable). A CSV alone is judged: how far are predictions from it?",
-        ),
+        list[str] | None,
+        _steps(metavar="RUN|LOG|CSV", help="Measured steps to predict from; a CSV without a model is judged itself."),
+    ] = None
+    why: Annotated[bool, _steps("--why", help="Show the terms of the fastest configuration, and their constants.")] = (
+        False
+    )
+    network: Annotated[
+        float | None,
+        _steps(help="Rate of a GPU to other nodes, in GB/s and direction.", show_default="of the GPU's usual node"),
     ] = None
 
 
@@ -147,11 +150,14 @@ class PlanInputs:
     memory: MemoryOptions
     peak: PeakOptions
     model_seq_len: int | None = None
+    steps: StepTimeOptions = field(default_factory=StepTimeOptions)
 
     def __post_init__(self) -> None:
         for name, value in (*self.training._asdict().items(), *self.layout._asdict().items()):
             if isinstance(value, int) and not isinstance(value, bool) and name != "zero":
                 require_positive(spell_option(name), value)
+        if self.steps.network is not None and not 0 < self.steps.network < float("inf"):
+            raise UsageError(f"--network must be positive, not {self.steps.network:g}")
 
     @property
     def seq_len(self) -> int:

@@ -9,10 +9,9 @@ from functools import cache
 import pytest
 
 from perfscope.analyzers.step_time import TERMS
-from perfscope.analyzers.step_time.calibration import Calibration, fit_constants
+from perfscope.analyzers.step_time.calibration import Calibration, fit_constants, stack_of
 from perfscope.analyzers.step_time.judgement import compare, find_orders, judge, split_models
-from perfscope.models.hardware import find_gpu
-from perfscope.models.step_constants import find_stack, prior_constants, stacks
+from perfscope.models.step_constants import prior_constants, stacks
 from perfscope.sources.step_times import read_step_times
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps
 from tests.conftest import ROOT
@@ -34,11 +33,7 @@ def published() -> MeasuredSteps:
 
 def rows_of(stack: str) -> list[MeasuredStep]:
     found = next(one for one in stacks() if one.name == stack)
-    return [
-        row
-        for row in published().rows
-        if row.source in found.tables and find_stack(find_gpu(row.setup.gpu), row.setup.zero) == found
-    ]
+    return [row for row in published().rows if row.source in found.tables and stack_of(row.setup) == found]
 
 
 @pytest.mark.parametrize("stack", HELD_OUT)

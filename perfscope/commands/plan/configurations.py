@@ -1,0 +1,251 @@
+"""The configurations that fit, fastest first, with the time of a step and what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.plan import Attention, MemoryEstimate, ParallelLayout
+from perfscope.analyzers.step_time import BUBBLE, COMMUNICATION, PRODUCTS, TERMS
+from perfscope.analyzers.step_time.calibration import Calibration, stack_of
+from perfscope.analyzers.step_time.judgement import Errors, check_each_by_others
+from perfscope.commands.model import ModelChoice, Peak
+from perfscope.commands.plan.calculation import estimate_layout, find_convention, possible_batches
+from perfscope.commands.plan.measured import read_measured
+from perfscope.commands.plan.options import ConventionName, PlanInputs
+from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
+from perfscope.models.hardware import Gpu
+from perfscope.models.transformer import Transformer
+from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
+from perfscope.tables.columns import Int64
+from perfscope.tables.step_time import StepSetup
+
+#: What configurations may use of the memory: allocator and communication take the rest.
+_USABLE_MEMORY = 0.9
+_TITLE = "Configurations, fastest first"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration that fits: the nanoseconds of its terms, and the relative error that 90 % stay below.
+
+    ``mfu`` is by ``megatron_core``, or 6N where only a size is known.
+    """
+
+    memory: MemoryEstimate
+    setup: StepSetup
+    terms_ns: Int64
+    error: float
+    mfu: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        return int(self.terms_ns.sum()) / NS_PER_S
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """What the step takes in nine of ten cases."""
+        return self.seconds / (1 + self.error), self.seconds * (1 + self.error)
+
+    def share(self, terms: Sequence[int]) -> float:
+        """The share of some terms in the step."""
+        return float(self.terms_ns[list(terms)].sum() / self.terms_ns.sum())
+
+    @property
+    def limit(self) -> tuple[str, float]:
+        """The longest term beside the matrix products, and its share."""
+        others = [index for index in range(len(TERMS)) if index != PRODUCTS]
+        longest = max(others, key=lambda index: int(self.terms_ns[index]))
+        return TERMS[longest], self.share([longest])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The fastest configuration of each layout that fits, fastest first.
+
+    ``tried`` counts all, ``checked`` are the errors of the calibration's rows, each predicted from the others.
+    """
+
+    configurations: tuple[Configuration, ...]
+    tried: int
+    calibration: Calibration
+    checked: Errors | None = None
+    notes: tuple[str, ...] = ()
+
+
+def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transformer, peak: Peak) -> Ranking | None:
+    """Rank what fits; None where the GPU or the batch is unknown."""
+    gpu, gbs = peak.gpu, inputs.layout.gbs
+    if gpu is None or gbs is None:
+        return None
+    measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
+    calibration = Calibration(measured.rows)
+    checked = check_each_by_others(measured.rows) if measured.rows else None
+    layouts = list(possible_batches(inputs, shape, gbs))
+    fitting = [
+        memory
+        for layout in layouts
+        if (memory := estimate_layout(inputs, choice, shape, peak.dtype, layout)).total
+        <= _USABLE_MEMORY * gpu.memory_bytes
+    ]
+    notes = tuple(f"not used to calibrate: {reason}" for _, reason in measured.refused)
+    if not fitting:
+        return Ranking((), len(layouts), calibration, checked, notes)
+    setups = [to_setup(inputs, memory.layout, shape, gpu, peak.dtype) for memory in fitting]
+    prediction = calibration.predict(setups)
+    name = ConventionName.SIX_N if choice.transformer is None else ConventionName.MEGATRON_CORE
+    flops = (find_convention(inputs, choice, name).flops_per_token or 0) * setups[0].tokens
+    best: dict[tuple[int, ...], Configuration] = {}
+    for index in np.argsort(prediction.seconds, kind="stable"):
+        layout = fitting[index].layout
+        mfu = flops / prediction.seconds[index] / inputs.gpus / (gpu.peak_tflops(peak.dtype) * TERA)
+        terms = prediction.times.terms[:, index]
+        one = Configuration(fitting[index], setups[index], terms, float(prediction.error[index]), float(mfu))
+        best.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert), one)
+    return Ranking(tuple(best.values()), len(layouts), calibration, checked, notes)
+
+
+def to_setup(inputs: PlanInputs, layout: ParallelLayout, shape: Transformer, gpu: Gpu, dtype: str) -> StepSetup:
+    """What the time of a layout's step is computed from."""
+    return StepSetup(
+        model=shape,
+        gpu=gpu.name,
+        seq_len=inputs.seq_len,
+        micro_batch=layout.micro_batch,
+        micro_batches=layout.micro_batches or 1,
+        dtype=dtype,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        virtual=layout.virtual,
+        data=layout.data,
+        context=layout.context,
+        expert=layout.expert,
+        zero=layout.zero,
+        checkpointing=layout.checkpointing,
+        is_eager=inputs.memory.attention is Attention.EAGER,
+        sequence_parallel=layout.sequence_parallel,
+        gradient_bytes=inputs.precision(dtype).gradients,
+        network_gb_s=inputs.steps.network,
+    )
+
+
+def add_ranking(report: Report, ranking: Ranking, *, why: bool) -> Report:
+    """A plan's report with its configurations."""
+    sections = [_list_section(ranking)]
+    if why and ranking.configurations:
+        sections.append(_why_section(ranking))
+    data = {**report.data, "configurations": [_to_data(one) for one in ranking.configurations]}
+    title = report.title
+    if ranking.configurations:
+        fastest = ranking.configurations[0]
+        title = f"{title}; fastest with {_describe(fastest)}: {fastest.seconds:.3g} s a step"
+    return Report(title, data, (*sections, *report.sections), report.warnings)
+
+
+def _describe(one: Configuration) -> str:
+    layout = one.memory.layout
+    degrees = (("TP", layout.tensor), ("PP", layout.pipeline), ("CP", layout.context), ("EP", layout.expert))
+    words = [f"{name} {size}" for name, size in degrees if size > 1]
+    return ", ".join((*words, f"ZeRO {layout.zero}", f"micro-batch {layout.micro_batch}"))
+
+
+_LAYOUT = ("TP", "PP", "Virtual", "CP", "EP", "DP", "ZeRO", "Micro-batch", "Checkpointing")
+_FIGURES = (
+    "Step (s)",
+    "90 % interval (s)",
+    "Tokens/s/GPU",
+    "MFU (%)",
+    "Bubble (%)",
+    "Communication (%)",
+    "Memory (GB)",
+)
+
+
+def _list_section(ranking: Ranking) -> Section:
+    if not ranking.configurations:
+        return Section(_TITLE, notes=(f"None of {ranking.tried} fits: more GPUs or a larger batch are needed.",))
+    first = ranking.configurations[0]
+    stack = stack_of(first.setup)
+    source = f"Constants: {stack.name}, measured there on rows that did not fit them. Other software can take longer."
+    if ranking.calibration.rows:
+        source = f"Calibrated by {len(ranking.calibration.rows)} measured steps, from the constants of {stack.name}."
+    elif not stack.is_measured:
+        source = f"Not calibrated: no such training is published. Constants: {stack.name}, by the ratio of the peaks."
+    notes = [
+        f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
+        f"They use at most {100 * _USABLE_MEMORY:.0f} % of the memory, and split along the sequence where TP splits.",
+        "The interval holds nine of ten steps. Communication is what no computation hides.",
+        source,
+        *ranking.notes[:MOST_ROWS],
+    ]
+    if ranking.checked:
+        notes.append(
+            f"Each measured step predicted from the others: {percent(ranking.checked.median):.1f} % off in the median, "
+            f"90 % within {percent(ranking.checked.p90):.1f} %."
+        )
+    columns = tuple(map(Column, (*_LAYOUT, *_FIGURES, "Longest beside products")))
+    return Section(_TITLE, columns, tuple(map(_to_row, ranking.configurations[:MOST_ROWS])), tuple(notes))
+
+
+def _to_row(one: Configuration) -> Row:
+    layout, setup = one.memory.layout, one.setup
+    low, high = one.interval
+    limit, share = one.limit
+    degrees = (layout.tensor, layout.pipeline, layout.virtual, layout.context, layout.expert, layout.data, layout.zero)
+    return (
+        *degrees,
+        layout.micro_batch,
+        str(layout.checkpointing),
+        one.seconds,
+        f"{low:.3g} to {high:.3g}",
+        round(setup.tokens / one.seconds / setup.gpus),
+        percent(one.mfu),
+        percent(one.share([BUBBLE])),
+        percent(one.share(COMMUNICATION)),
+        one.memory.total / GB,
+        f"{limit}, {100 * share:.0f} %",
+    )
+
+
+def _to_data(one: Configuration) -> dict[str, Json]:
+    layout, setup = one.memory.layout, one.setup
+    return {
+        "tp": layout.tensor,
+        "pp": layout.pipeline,
+        "virtual_stages": layout.virtual,
+        "cp": layout.context,
+        "ep": layout.expert,
+        "dp": layout.data,
+        "zero": layout.zero,
+        "micro_batch": layout.micro_batch,
+        "micro_batches": setup.micro_batches,
+        "checkpointing": str(layout.checkpointing),
+        "step_s": one.seconds,
+        "interval_s": list(one.interval),
+        "tokens_per_s_per_gpu": setup.tokens / one.seconds / setup.gpus,
+        "mfu": one.mfu,
+        "terms_ns": {name: int(value) for name, value in zip(TERMS, one.terms_ns, strict=True)},
+        "total_bytes": one.memory.total,
+        "limit": one.limit[0],
+    }
+
+
+def _why_section(ranking: Ranking) -> Section:
+    one = ranking.configurations[0]
+    rows = tuple(
+        (name, int(value) / NS_PER_S * MS_PER_S, percent(one.share([index])))
+        for index, (name, value) in enumerate(zip(TERMS, one.terms_ns, strict=True))
+        if value
+    )
+    constants = ranking.calibration.constants(one.setup)
+    values = ", ".join(f"{name} {value:.3g}" for name, value in constants._asdict().items())
+    stack = stack_of(one.setup)
+    return Section(
+        f"Why: the step with {_describe(one)}",
+        (Column("Term"), Column("Time (ms)"), Column("Share (%)")),
+        rows,
+        (f"Constants: {values}.", f"Their source: {stack.source}."),
+    )
