@@ -53,7 +53,7 @@ class SourceJudgement:
     """The judgement of the rows of one source on one kind of stack.
 
     ``used`` are those that its constants were fitted to, ``unused`` all others; each is None without rows.
-    ``calibrated`` are the rest of each model's rows after five of them calibrated; None where no model has enough.
+    ``calibrated`` are the rest of each model's rows after five of them calibrated, or each of few rows by all others.
     """
 
     source: str
@@ -80,7 +80,14 @@ def _judge_source(rows: Sequence[MeasuredStep], refused: int) -> SourceJudgement
         halves = split_models(rows)
     used, unused = (compare(part, Calibration()) if part else None for part in halves)
     return SourceJudgement(
-        first.source, stack.name, stack.is_measured, refused, used, unused, find_orders(rows), _calibrate_by_few(rows)
+        first.source,
+        stack.name,
+        stack.is_measured,
+        refused,
+        used,
+        unused,
+        find_orders(rows),
+        _calibrate_by_few(rows) or check_each_by_others(rows),
     )
 
 

@@ -186,7 +186,9 @@ def _list_section(ranking: Ranking) -> Section:
             f"Each measured step predicted from the others: {percent(ranking.checked.median):.1f} % off in the median, "
             f"90 % within {percent(ranking.checked.p90):.1f} %."
         )
-    columns = tuple(map(Column, (*_LAYOUT, *_FIGURES, "Longest beside products")))
+    decimals = {"Step (s)": 3}
+    headings = (*_LAYOUT, *_FIGURES, "Longest beside products")
+    columns = tuple(Column(heading, decimals.get(heading, 1)) for heading in headings)
     return Section(_TITLE, columns, tuple(map(_to_row, ranking.configurations[:MOST_ROWS])), tuple(notes))
 
 

@@ -50,7 +50,10 @@ def report_judgement(steps: MeasuredSteps) -> Report:
             "Steps predicted after a calibration",
             (*_SOURCE, *_ERRORS),
             tuple(calibrated),
-            (f"{FEW_ROWS} random rows of each model calibrate; the errors are of its other rows.",),
+            (
+                f"{FEW_ROWS} random rows of each model calibrate; the errors are of its other rows.",
+                "Where a source has no more, each row is predicted from its others.",
+            ),
         ),
         Section(
             "Orders",
