@@ -96,18 +96,18 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     node = find_node(gpu)
     link_gb_s = gpu.link.gb_s if gpu.link else node.network_gb_s
     experts = model.experts
-    routed = experts.layers * model.mlp_matrices * model.hidden * experts.ffn if experts else 0
     active = experts.active if experts else 0
-    dense_layers = model.layers - model.expert_layers
-    activated = dense_layers * model.ffn
+    activated = model.dense_layers * model.ffn
     if experts:
-        activated += experts.layers * (experts.active * experts.ffn + experts.shared_ffn)
+        activated += experts.layers * (active * experts.ffn + experts.shared_ffn)
+    seen = model.full_layers * setup.seq_len + sum(
+        mixer.layers * min(mixer.window, setup.seq_len) for mixer in model.mixers
+    )
     full = setup.checkpointing is Checkpointing.FULL
     return {
         "tokens": setup.micro_batch * setup.seq_len / setup.context,
-        "micro_batch": setup.micro_batch,
         "micro_batches": setup.micro_batches,
-        "span": min(setup.seq_len, model.window or setup.seq_len),
+        "span": seen / model.layers,  # earlier tokens that attention sees, twice as many as are not masked
         "layers": model.layers,
         "hidden": model.hidden,
         "heads": model.heads,
@@ -115,7 +115,7 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "kv_dim": (model.heads if model.latent else model.kv_heads) * model.head_dim,
         "activated": activated / model.layers * (model.mlp_matrices - 1),
         "shared_weights": layer_weights(model, 0) / model.layers,
-        "routed_weights": active * routed / model.layers,
+        "routed_weights": (layer_weights(model, active) - layer_weights(model, 0)) / model.layers,
         "routed_fraction": experts.active * setup.expert / experts.routed if experts else 1,
         "sent_to_experts": active * model.expert_layers / model.layers if setup.expert > 1 else 0,
         "stage_parameters": _stage_parameters(setup),
@@ -131,7 +131,8 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "recomputes": full,
         "recomputes_attention": full or (setup.checkpointing is Checkpointing.SELECTIVE and setup.is_eager),
         "is_eager": setup.is_eager,
-        "is_fp8": setup.dtype == "fp8",
+        "is_fp8": "fp8" in setup.dtype or "fp4" in setup.dtype,
+        "trained": model.trained,
         "gradient_bytes": setup.gradient_bytes,
         "products_flops": gpu.peak_tflops(setup.dtype) * TERA,
         "flops": gpu.dense_16bit_tflops * TERA,
@@ -174,7 +175,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
 
     products = multiply(c.shared_weights) + multiply(c.routed_weights, c.routed_fraction)
     scores = 2 * c.tokens * c.span * c.head_dims / c.tensor
-    score_bytes = _SCORE_BYTES * c.micro_batch * c.heads / c.tensor * c.span**2 / c.context
+    score_bytes = _SCORE_BYTES * c.tokens * c.span * c.heads / c.tensor
     eager = scores / flops + score_bytes / memory
     attention = np.where(c.is_eager > 0, eager, scores / 2 / (c.flops * k.flash))
     operators = c.tokens * (_HIDDEN_BYTES * c.hidden / c.sequence_split + _ACTIVATION_BYTES * c.activated / c.tensor)
@@ -188,11 +189,12 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     routing = 2 * (_FORWARD_AND_BACKWARD + c.recomputes) * c.sent_to_experts
     routing = routing * _collective(c, k, states, c.expert, c.tensor * c.context)
 
-    passes = _FORWARD_AND_BACKWARD
+    passes, product_passes = _FORWARD_AND_BACKWARD, _FORWARD_AND_BACKWARD - 1 + c.trained
     attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, _FLASH_PASSES)
     again = c.recomputes * (products + operators) + c.recomputes_attention * attention
     across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
-    device = passes * (products + operators) + attention_passes * attention + again + within + across + routing
+    device = product_passes * products + passes * operators + attention_passes * attention + again
+    device = device + within + across + routing
     launching = k.host_s * (passes + c.recomputes)
     layer = (device**_SHARPNESS + launching**_SHARPNESS) ** (1 / _SHARPNESS)
     layers = np.ceil(c.layers / c.pipeline)
@@ -202,7 +204,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
 
     replicas, stride = c.data * c.context, c.tensor
     stage = _collective(c, k, _BYTES * c.stage_parameters, replicas, stride)
-    full = _collective(c, k, c.gradient_bytes * c.stage_parameters, replicas, stride)
+    full = _collective(c, k, c.gradient_bytes * c.trained * c.stage_parameters, replicas, stride)
     # Of each micro-batch: ZeRO 2 reduces gradients, ZeRO 3 also gathers weights twice. Of the step: what remains.
     each = np.choose(c.zero.astype(int), [0 * stage, 0 * stage, stage, 3 * stage])
     once = np.choose(c.zero.astype(int), [2 * full, full + stage, stage, 0 * stage])
@@ -218,7 +220,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     m = c.micro_batches
     per_layer = m * layers
     terms = {
-        "matrix products": per_layer * passes * products,
+        "matrix products": per_layer * product_passes * products,
         "recomputation": per_layer * again,
         "attention": per_layer * attention_passes * attention,
         "memory-bound operators": per_layer * passes * operators,
@@ -231,7 +233,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
         "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,
-        "optimizer": c.stage_parameters / sharded * _OPTIMIZER_BYTES / memory,
+        "optimizer": c.trained * c.stage_parameters / sharded * _OPTIMIZER_BYTES / memory,
         "step": np.full_like(m, k.step_s),
     }
     return np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])

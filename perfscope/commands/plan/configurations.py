@@ -15,6 +15,7 @@ from perfscope.commands.model import ModelChoice, Peak
 from perfscope.commands.plan.calculation import estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
+from perfscope.commands.plan.report import LIKELY
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.models.hardware import Gpu
 from perfscope.models.transformer import Transformer
@@ -22,8 +23,6 @@ from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, perc
 from perfscope.tables.columns import Int64
 from perfscope.tables.step_time import StepSetup
 
-#: What configurations may use of the memory: allocator and communication take the rest.
-_USABLE_MEMORY = 0.9
 _TITLE = "Configurations, fastest first"
 
 
@@ -88,8 +87,8 @@ def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transfor
     fitting = [
         memory
         for layout in layouts
-        if (memory := estimate_layout(inputs, choice, shape, peak.dtype, layout)).total
-        <= _USABLE_MEMORY * gpu.memory_bytes
+        if (memory := estimate_layout(inputs, choice, shape, peak.dtype, layout)).fit_probability(gpu.memory_bytes)
+        >= LIKELY
     ]
     notes = tuple(f"not used to calibrate: {reason}" for _, reason in measured.refused)
     if not fitting:
@@ -176,7 +175,7 @@ def _list_section(ranking: Ranking) -> Section:
         source = f"Not calibrated: no such training is published. Constants: {stack.name}, by the ratio of the peaks."
     notes = [
         f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
-        f"They use at most {100 * _USABLE_MEMORY:.0f} % of the memory, and split along the sequence where TP splits.",
+        f"They fit with a probability of {100 * LIKELY:.0f} % or more, and split along the sequence where TP splits.",
         "The interval holds nine of ten steps. Communication is what no computation hides.",
         source,
         *ranking.notes[:MOST_ROWS],
