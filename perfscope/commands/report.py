@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.models.conventions import Checkpointing, bigscience_passes
-from perfscope.models.hardware import find_gpu
+from perfscope.models.hardware import Gpu, find_gpu
 from perfscope.outcome import Outcome
 from perfscope.regenerate.build import Answer, build_pages, report_pages, write_pages
 from perfscope.regenerate.refresh import ADDED_COLUMNS, check_file, report_file, report_tables, write_cells
@@ -62,9 +62,9 @@ class ConstantOptions:
             constants[Quantity.PASSES] = Constant(passes, f"--checkpointing {self.checkpointing}")
         return constants
 
-    def peak_tflops(self) -> float | None:
-        """The dense 16-bit peak of the GPU; None where no GPU is named."""
-        return find_gpu(self.gpu).dense_16bit_tflops if self.gpu else None
+    def find_gpu(self) -> Gpu | None:
+        """The GPU of rows that name none; None where the option is not set."""
+        return find_gpu(self.gpu) if self.gpu else None
 
 
 @expand_groups
@@ -81,12 +81,14 @@ def table(
     unknown = [name for name in add or () if name not in ADDED_COLUMNS]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be added", hint=f"the columns are: {', '.join(ADDED_COLUMNS)}")
-    return Outcome(report_tables(files, constants.constants(), constants.peak_tflops(), add or ()), format)
+    return Outcome(report_tables(files, constants.constants(), constants.find_gpu(), add or ()), format)
 
 
 @expand_groups
 def refresh(
-    file: Annotated[Path, typer.Argument(metavar="FILE.md", help="A markdown file with tables.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.md", help="A markdown file with tables; with --check, CSV too.")
+    ],
     constants: ConstantOptions,
     check: Annotated[
         bool, typer.Option("--check", help="Dry run: list the differences, and exit with status 3 if there are any.")
@@ -94,15 +96,17 @@ def refresh(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Recompute the TFLOPs, speed-up, efficiency and percentage cells of a file's tables, in place."""
-    published, checked = check_file(file, constants.constants(), constants.peak_tflops())
+    published, checked = check_file(file, constants.constants(), constants.find_gpu())
     if not check:
         write_cells(file, published.document, checked)
     report = report_file(published, checked, written=not check)
+    exit_code = ExitCode.OK
+    if check and (checked.unfounded or checked.contradictions):
+        exit_code = ExitCode.DIFFERENCE
+    elif check and checked.is_empty:
+        exit_code = ExitCode.FAILED
     return Outcome(
-        report,
-        format,
-        notes=tuple(f"warning: {warning}" for warning in report.warnings),
-        exit_code=ExitCode.DIFFERENCE if check and (checked.unfounded or checked.contradictions) else ExitCode.OK,
+        report, format, notes=tuple(f"warning: {warning}" for warning in report.warnings), exit_code=exit_code
     )
 
 

@@ -1,8 +1,8 @@
 """Whether the figures of a published table follow from each other.
 
-Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again, exactly, from its own row and the
-baseline. TFLOPs follow the BigScience convention. Speed-up is the rate over the baseline's. Efficiency is the speed-up
-over the ratio of the GPUs. A save of mixed precision and Adam is 14 bytes/parameter.
+Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again from its own row and the baseline.
+TFLOPs, MFU and HFU of a model that is known by its name follow the convention of most cells under their heading, within
+1 %; the peak is of the row's GPU and precision.
 
 A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is *from
 unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*. Figures by other
@@ -13,7 +13,8 @@ A row contradicts itself where a total is not the product of its factors. It doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -22,9 +23,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from perfscope.analyzers.checkpoint import bytes_per_parameter
-from perfscope.constants import GIGA, KILO, TERA
-from perfscope.models.conventions import FORWARD
+from perfscope.regenerate.recomputation import (
+    ASSUMED_PASSES,
+    ASSUMED_SEQ_LEN,
+    COUNTED,
+    MODEL_DEGREES,
+    SHARES,
+    TOLERANCE,
+    Counted,
+    Interval,
+    NotComputable,
+    exact_interval,
+    find_baselines,
+    find_constant,
+    find_seq_len,
+    measured_interval,
+    recompute,
+    recompute_counted,
+)
 from perfscope.tables.published import (
     DERIVED,
     Constant,
@@ -37,255 +53,17 @@ from perfscope.tables.published import (
 )
 
 _Q = Quantity
-ASSUMED_SEQ_LEN = Constant(1024, "tokens")
-ASSUMED_PASSES = Constant(4, "activations are recomputed")
-
-
-class NotComputable(Exception):
-    """A cell cannot be recomputed; the text gives the reason."""
-
-
-class Interval(NamedTuple):
-    """A computed value, and its bounds if every measured input was rounded, or cut off, to its last digit."""
-
-    value: Fraction
-    bounds: tuple[tuple[Fraction, Fraction], ...]
-
-    def times(self, factor: Interval) -> Interval:
-        """The product."""
-        pairs = zip(self.bounds, factor.bounds, strict=True)
-        return Interval(
-            self.value * factor.value, tuple((one[0] * other[0], one[1] * other[1]) for one, other in pairs)
-        )
-
-    def over(self, divisor: Interval) -> Interval:
-        """The quotient."""
-        return self.times(Interval(1 / divisor.value, tuple((1 / high, 1 / low) for low, high in divisor.bounds)))
-
-
-def exact_interval(value: Fraction) -> Interval:
-    """The interval of an exact value."""
-    return Interval(value, ((value, value),) * 2)
-
-
-def measured_interval(figure: PrintedFigure) -> Interval:
-    """The interval of a measured figure, by its printed digits."""
-    number, digit = figure.number, figure.last_place
-    low = number - digit / 2
-    return Interval(number, ((low if low > 0 else number, number + digit / 2), (number, number + digit)))
-
-
-def recompute(
-    table: PublishedTable, row: PublishedRow, quantity: Quantity, baseline: PublishedRow | None, peak: Fraction | None
-) -> Interval:
-    """Compute a derived quantity of a row, in its base unit; ``NotComputable`` names an input that is missing."""
-    if quantity in _FROM_THE_ROW:
-        return _FROM_THE_ROW[quantity](table, row)
-    if quantity is _Q.PEAK_FRACTION:
-        if peak is None:
-            raise NotComputable("the GPU's peak is not known: set --gpu")
-        return measured_interval(_require(row, _Q.TFLOPS)).over(exact_interval(peak))
-    if baseline is None:
-        raise NotComputable("no row to compare with")
-    if quantity is _Q.SPEEDUP:
-        return _speedup(row, baseline)
-    gpu_ratio = exact_interval(_gpus(row, table.constants) / _gpus(baseline, table.constants))
-    if _Q.SPEEDUP in row.figures and not (_has_speed(row) and _has_speed(baseline)):
-        return measured_interval(row.figures[_Q.SPEEDUP]).over(gpu_ratio)
-    return _speedup(row, baseline).over(gpu_ratio)
-
-
-def find_constant(table: PublishedTable, row: PublishedRow, quantity: Quantity, assumed: Constant) -> Constant:
-    """A constant of a row: from its column, else from an option or the text, else assumed; two values are an error."""
-    figure = row.figures.get(quantity)
-    if figure is not None:
-        return Constant(int(figure.number), "column")
-    if quantity in table.constants:
-        return table.constants[quantity]
-    if quantity in table.ambiguous:
-        raise NotComputable(f"{table.ambiguous[quantity]}: set it with an option")
-    return assumed
-
-
-def tflops(table: PublishedTable, row: PublishedRow) -> Interval:
-    """TFLOPs per GPU by the BigScience convention."""
-    parameters = _parameters(table, row)
-    passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES)
-    seq_len = find_constant(table, row, _Q.SEQ_LEN, ASSUMED_SEQ_LEN)
-    gpus = exact_interval(_gpus(row, table.constants))
-    if _Q.TOKEN_RATE in row.figures:
-        tokens = measured_interval(row.figures[_Q.TOKEN_RATE])
-    elif _Q.RATE in row.figures:
-        tokens = measured_interval(row.figures[_Q.RATE]).times(exact_interval(Fraction(seq_len.value)))
-    elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the complete training, over its time
-        tokens = exact_interval(row.figures[_Q.TOKENS].number).over(measured_interval(_require(row, _Q.STEP_TIME)))
-    else:
-        time = measured_interval(_require(row, _Q.STEP_TIME))
-        tokens = exact_interval(_global_batch_or_stated(table, row) * seq_len.value).over(time)
-    operations = FORWARD * parameters * passes.value
-    return exact_interval(Fraction(operations, TERA)).times(tokens).over(gpus)
-
-
-def _parameters(table: PublishedTable, row: PublishedRow) -> int:
-    if _Q.PARAMETERS not in table.columns:
-        return _stated(table, _Q.PARAMETERS)
-    return int(_require(row, _Q.PARAMETERS).number)
-
-
-def _global_batch_or_stated(table: PublishedTable, row: PublishedRow) -> Fraction:
-    try:
-        return _global_batch(row)
-    except NotComputable:
-        if _Q.GLOBAL_BATCH in table.columns:
-            raise
-        return Fraction(_stated(table, _Q.GLOBAL_BATCH))
-
-
-def _stated(table: PublishedTable, quantity: Quantity) -> int:
-    if quantity in table.constants:
-        return table.constants[quantity].value
-    if quantity in table.ambiguous:
-        raise NotComputable(f"{table.ambiguous[quantity]}: set it with an option")
-    raise NotComputable(f"no column states the {quantity}")
-
-
-def _aggregate(table: PublishedTable, row: PublishedRow) -> Interval:
-    """PFLOPs over all GPUs, from the published TFLOPs of one."""
-    return measured_interval(_require(row, _Q.TFLOPS)).times(exact_interval(_gpus(row, table.constants) / KILO))
-
-
-def _save_speed(_table: PublishedTable, row: PublishedRow) -> Interval:
-    """GB/s of a save of all files."""
-    saved = _require(row, _Q.PARAMETERS).number * bytes_per_parameter().total
-    return exact_interval(saved / GIGA).over(measured_interval(_require(row, _Q.STEP_TIME)))
-
-
-def _memory_share(_table: PublishedTable, row: PublishedRow) -> Interval:
-    """Memory used over the GPU's; both columns are in one unit."""
-    return measured_interval(_require(row, _Q.MEMORY)).over(measured_interval(_require(row, _Q.MEMORY_TOTAL)))
-
-
-_FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, PublishedRow], Interval]] = {
-    _Q.TFLOPS: tflops,
-    _Q.AGGREGATE_PFLOPS: _aggregate,
-    _Q.SAVE_SPEED: _save_speed,
-    _Q.MEMORY_SHARE: _memory_share,
-}
-
-
-def _speedup(row: PublishedRow, baseline: PublishedRow) -> Interval:
-    """The throughput over the baseline's; where no batch size is stated, only the times are compared."""
-    if row is baseline:
-        return exact_interval(Fraction(1))
-    for quantity in (_Q.RATE, _Q.TOKEN_RATE):
-        if quantity in row.figures and quantity in baseline.figures:
-            return measured_interval(row.figures[quantity]).over(measured_interval(baseline.figures[quantity]))
-    if _Q.STEP_TIME in row.figures and _Q.STEP_TIME in baseline.figures:
-        time_ratio = measured_interval(baseline.figures[_Q.STEP_TIME]).over(
-            measured_interval(row.figures[_Q.STEP_TIME])
-        )
-        if _Q.GLOBAL_BATCH in row.figures and _Q.GLOBAL_BATCH in baseline.figures:
-            return time_ratio.times(exact_interval(_global_batch(row) / _global_batch(baseline)))
-        return time_ratio
-    raise NotComputable(_explain_absent(row, _Q.STEP_TIME if _Q.STEP_TIME in {*row.problems, *row.absent} else _Q.RATE))
-
-
-def _global_batch(row: PublishedRow) -> Fraction:
-    if _Q.GLOBAL_BATCH in row.figures:
-        return row.figures[_Q.GLOBAL_BATCH].number
-    parts = (_Q.MICRO_BATCH, _Q.ACCUMULATION, _Q.DATA_PARALLEL)
-    if all(part in row.figures for part in parts):
-        micro, accumulation, data_parallel = (row.figures[part].number for part in parts)
-        return micro * accumulation * data_parallel
-    raise NotComputable(_explain_absent(row, _Q.GLOBAL_BATCH))
-
-
-def _gpus(row: PublishedRow, constants: Mapping[Quantity, Constant]) -> Fraction:
-    if _Q.GPUS in row.figures:
-        return row.figures[_Q.GPUS].number
-    if _Q.GPUS_PER_NODE in row.figures:
-        nodes = row.figures.get(_Q.NODES)
-        return row.figures[_Q.GPUS_PER_NODE].number * (nodes.number if nodes else 1)
-    if _Q.GPUS in constants:
-        return Fraction(constants[_Q.GPUS].value)
-    sizes = [_size_of(row, constants, part) for part in (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL)]
-    stated = [size for size in sizes if size is not None]
-    if len(stated) == len(sizes):
-        return Fraction(prod(stated))
-    raise NotComputable(_explain_absent(row, _Q.GPUS))
-
-
-def _size_of(row: PublishedRow, constants: Mapping[Quantity, Constant], quantity: Quantity) -> Fraction | None:
-    if quantity in row.figures:
-        return row.figures[quantity].number
-    return Fraction(constants[quantity].value) if quantity in constants else None
-
-
-def _require(row: PublishedRow, quantity: Quantity) -> PrintedFigure:
-    if quantity in row.figures:
-        return row.figures[quantity]
-    raise NotComputable(_explain_absent(row, quantity))
-
-
-def _explain_absent(row: PublishedRow, quantity: Quantity) -> str:
-    problem = row.problems.get(quantity) or row.absent.get(quantity)
-    return f"no {quantity}: {problem}" if problem else f"no column states the {quantity}"
-
-
-def find_baselines(table: PublishedTable) -> list[PublishedRow | None]:
-    """The baseline of each row's speed-up: the row of its group with the fewest GPUs or a published speed-up of 1.
-
-    A group of one row has none. Neither has a group whose row of the fewest GPUs states another speed-up than 1: it is
-    relative to something that is not shown. Of several (a table below a table) the last one above the row counts.
-    """
-    groups: dict[tuple[str, ...], list[PublishedRow]] = {}
-    for row in table.rows:
-        groups.setdefault(row.group, []).append(row)
-    candidates = {group: _find_candidates(table, rows) for group, rows in groups.items()}
-    lines = {group: {row.line for row in rows} for group, rows in candidates.items()}
-    baselines: list[PublishedRow | None] = []
-    latest: dict[tuple[str, ...], PublishedRow] = {}
-    for row in table.rows:
-        if row.line in lines[row.group]:
-            latest[row.group] = row
-        first = next(iter(candidates[row.group]), None)
-        baselines.append(latest.get(row.group, first))
-    return baselines
-
-
-def _find_candidates(table: PublishedTable, rows: Sequence[PublishedRow]) -> list[PublishedRow]:
-    usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
-    if len(usable) <= 1:
-        return [row for row in usable if _is_reference(row)]
-    references = [row for row in usable if _is_reference(row)]
-    sized = []
-    for row in references or usable:
-        try:
-            sized.append((_gpus(row, table.constants), row))
-        except NotComputable:
-            continue
-    fewest = min((gpus for gpus, _ in sized), default=None)
-    first = [row for gpus, row in sized if gpus == fewest] or references
-    unreadable = [row for row in first if _Q.SPEEDUP in row.absent or _Q.SPEEDUP in row.problems]
-    return [row for row in first if row not in unreadable and (_Q.SPEEDUP not in row.figures or _is_reference(row))]
-
-
-def _is_reference(row: PublishedRow) -> bool:
-    return _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1
-
-
-def _has_speed(row: PublishedRow) -> bool:
-    return any(quantity in row.figures for quantity in (_Q.RATE, _Q.TOKEN_RATE, _Q.STEP_TIME))
-
-
 #: A change that is farther off was meant to be against something else, a speed-up is relative to something else.
 _NEAR = Fraction(1, 5)
 _FAR = Fraction(3, 2)
-#: A total, its factors, and the factor that a table may leave out.
-_PRODUCTS: tuple[tuple[Quantity, tuple[Quantity, ...], Quantity | None], ...] = (
-    (_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION),
-    (_Q.GPUS, (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL), _Q.PIPELINE_PARALLEL),
-    (_Q.GPUS, (_Q.NODES, _Q.GPUS_PER_NODE), None),
+#: What rates that are rounded to 32 tokens/s, or times to seconds, can change.
+_ROUNDED_INPUTS = Fraction(1, 20)
+#: A total, its factors, and those that a table may leave out: the total is then a multiple of the others.
+_PRODUCTS: tuple[tuple[Quantity, tuple[Quantity, ...], tuple[Quantity, ...]], ...] = (
+    (_Q.GPUS, (_Q.NODES, _Q.GPUS_PER_NODE), ()),
+    (_Q.GPUS, (*MODEL_DEGREES, _Q.CONTEXT_PARALLEL, _Q.DATA_PARALLEL), (_Q.PIPELINE_PARALLEL,)),
+    (_Q.GPUS, (*MODEL_DEGREES, _Q.CONTEXT_PARALLEL, _Q.DATA_PARALLEL), (_Q.DATA_PARALLEL,)),
+    (_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), (_Q.ACCUMULATION,)),
 )
 _SHORT = {
     _Q.GLOBAL_BATCH: "GBS",
@@ -294,6 +72,8 @@ _SHORT = {
     _Q.DATA_PARALLEL: "DP",
     _Q.TENSOR_PARALLEL: "TP",
     _Q.PIPELINE_PARALLEL: "PP",
+    _Q.CONTEXT_PARALLEL: "CP",
+    _Q.EXPERT_PARALLEL: "EP",
     _Q.GPUS: "GPUs",
     _Q.NODES: "nodes",
     _Q.GPUS_PER_NODE: "GPUs per node",
@@ -306,8 +86,10 @@ class CellVerdict(StrEnum):
     ROUNDED = "rounded"
     TRUNCATED = "truncated"
     FROM_UNROUNDED = "from unrounded inputs"
+    WITHIN = "within 1 %"
     WRONG = "wrong"
     CONVENTION = "other convention"
+    TIED_TWICE = "counts the tied embedding twice"
     MISSING = "missing"
 
 
@@ -336,7 +118,7 @@ class CheckedCell:
     @property
     def agrees(self) -> bool:
         """Whether the cell follows from its row, or may follow from it by another convention."""
-        return self.verdict in (CellVerdict.ROUNDED, CellVerdict.CONVENTION)
+        return self.verdict in (CellVerdict.ROUNDED, CellVerdict.WITHIN, CellVerdict.CONVENTION)
 
 
 class Uncheckable(msgspec.Struct, frozen=True):
@@ -364,6 +146,8 @@ class CheckedTables:
     Attributes:
         uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
         conventions: Tables whose TFLOPs follow another convention, in words.
+        followed: The convention of each heading whose cells were computed for models that are known by their name.
+        products: How many totals were compared with their factors, and shares with the peak.
         assumed: Constants that neither the file nor an option states: ``sequence length 1024 (tokens)``.
     """
 
@@ -371,7 +155,14 @@ class CheckedTables:
     uncheckable: tuple[Uncheckable, ...]
     contradictions: tuple[Contradiction, ...]
     conventions: tuple[str, ...]
+    followed: tuple[str, ...]
     assumed: tuple[str, ...]
+    products: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was compared with anything."""
+        return not self.products and all(cell.verdict is CellVerdict.CONVENTION for cell in self.cells)
 
     @property
     def differences(self) -> tuple[CheckedCell, ...]:
@@ -384,23 +175,122 @@ class CheckedTables:
         return tuple(cell for cell in self.differences if cell.verdict is not CellVerdict.FROM_UNROUNDED)
 
 
-def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
-    """Recompute every cell, a share of the peak only where that is known, and find rows that contradict themselves."""
-    peak = Fraction(str(peak_tflops)) if peak_tflops else None
-    results = [result for table in tables for result in _check_table(table, peak)]
+def check_tables(tables: Sequence[PublishedTable]) -> CheckedTables:
+    """Recompute every cell, and find rows that contradict themselves."""
+    counted, described = _count_cells(tables)
+    results = [result for table in tables for result in _check_table(table, counted)]
     cells = tuple(result for result in results if isinstance(result, CheckedCell))
+    products = [
+        (table, row, problem)
+        for table in tables
+        for row in table.rows
+        if not row.is_second  # it may share cells with the first
+        for problem in (*_check_products(row, table.constants), *_check_shares(row))
+    ]
     return CheckedTables(
         cells,
         tuple(result for result in results if isinstance(result, Uncheckable)),
-        tuple(
-            Contradiction(table.title, row.line, row.label, problem)
-            for table in tables
-            for row in table.rows
-            for problem in _contradictions(row, table.constants)
-        ),
+        tuple(Contradiction(table.title, row.line, row.label, problem) for table, row, problem in products if problem),
         (),
-        _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
+        described,
+        _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity in COUNTED}),
+        len(products),
     )
+
+
+_Key = tuple[int, Quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedCell:
+    """A cell of a row with a model, by the convention of its column.
+
+    ``verdict`` is absent where the cell follows it.
+    """
+
+    nearest: Counted
+    verdict: CellVerdict | None
+
+
+def _count_cells(tables: Sequence[PublishedTable]) -> tuple[dict[_Key, _CountedCell | str], tuple[str, ...]]:
+    """Each cell by the convention that most cells under its heading follow, or why it has none; what columns follow.
+
+    A cell that differs is wrong only where another row of its model follows the convention.
+    """
+    found: dict[_Key, _CountedCell | str] = {}
+    columns: dict[str, list[_Candidates]] = {}
+    for table in tables:
+        for row in table.rows:
+            for quantity in COUNTED:
+                if quantity not in row.figures or row.subject.model is None:
+                    continue
+                try:
+                    ways = recompute_counted(table, row, quantity)
+                except NotComputable as error:
+                    found[id(row), quantity] = str(error)
+                else:
+                    heading = table.headings[table.columns[quantity]]
+                    columns.setdefault(heading, []).append(_Candidates(row, quantity, ways))
+    described = []
+    for heading, cells in columns.items():
+        tried = list(dict.fromkeys(way.name for cell in cells for way in cell.ways))
+        best = max(tried, key=lambda name: sum(cell.follows(name) for cell in cells))
+        following = [cell for cell in cells if cell.follows(best, with_faults=True)]
+        is_found = 2 * len(following) > len(cells)
+        models = {cell.model for cell in following} if is_found else set()
+        found |= {(id(cell.row), cell.quantity): cell.choose(best, is_known=cell.model in models) for cell in cells}
+        said = f"{len(following)} of {len(cells)} cells follow `{best}`"
+        described.append(f"{heading}: {said if is_found else 'most cells follow no convention, and are left'}")
+    return found, tuple(described)
+
+
+class _Candidates(NamedTuple):
+    """A published figure of a row with a model, and what it would be by each convention."""
+
+    row: PublishedRow
+    quantity: Quantity
+    ways: Sequence[Counted]
+
+    @property
+    def model(self) -> tuple[str, bool]:
+        """The model, and whether all of it is trained."""
+        model = self.row.subject.model
+        assert model is not None
+        return model.transformer.name, self.row.subject.is_adapter
+
+    def _agrees(self, way: Counted) -> bool:
+        figure = self.row.figures[self.quantity]
+        verdict = judge(figure, way.value.over(exact_interval(figure.unit)))
+        allowed = TOLERANCE * figure.number + figure.last_place / 2
+        return verdict is not CellVerdict.WRONG or abs(way.value.value - figure.number) <= allowed
+
+    def follows(self, name: str, *, with_faults: bool = False) -> bool:
+        """Whether the figure is what a convention gives."""
+        return any(
+            way.name == name and (with_faults or not way.by.is_tied_twice) and self._agrees(way) for way in self.ways
+        )
+
+    def choose(self, name: str, *, is_known: bool) -> _CountedCell:
+        """The cell by a convention; ``is_known`` says that cells of its model follow it."""
+        figure = self.row.figures[self.quantity].number
+        ways = [way for way in self.ways if way.name == name] or self.ways
+        sound = [way for way in ways if not way.by.is_tied_twice]
+        nearest = min(sound, key=lambda way: abs(way.value.value - figure))
+        if not is_known:
+            return _CountedCell(nearest, CellVerdict.CONVENTION)
+        if self._agrees(nearest):
+            return _CountedCell(nearest, None)
+        if any(way.by.is_tied_twice and self._agrees(way) for way in ways):
+            return _CountedCell(nearest, CellVerdict.TIED_TWICE)
+        is_near = abs(nearest.value.value - figure) <= _ROUNDED_INPUTS * figure
+        return _CountedCell(nearest, CellVerdict.FROM_UNROUNDED if is_near else CellVerdict.WRONG)
+
+
+def _check_shares(row: PublishedRow) -> Iterator[str | None]:
+    for quantity in SHARES:
+        share = row.figures.get(quantity)
+        if share is not None:
+            yield f"{quantity} {share.text} is more than the peak" if share.number > 1 else None
 
 
 def leave_conventions(checked: CheckedTables) -> CheckedTables:
@@ -439,28 +329,43 @@ def _ratio(cell: CheckedCell) -> Fraction:
     return Fraction(cell.published.replace(",", "")) / cell.recomputed if cell.recomputed else Fraction(0)
 
 
-def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[CheckedCell | Uncheckable | None]:
+def _check_table(
+    table: PublishedTable, counted: Mapping[_Key, _CountedCell | str]
+) -> Iterator[CheckedCell | Uncheckable | None]:
     derived = [quantity for quantity in DERIVED if quantity in table.columns]
     for index, (row, baseline) in enumerate(zip(table.rows, find_baselines(table), strict=True)):
         for quantity in derived:
-            yield _check_cell(table, row, quantity, baseline, peak)
+            cell = _check_cell(table, row, quantity, baseline, counted.get((id(row), quantity)))
+            if row.is_second and isinstance(cell, CheckedCell) and not cell.agrees:
+                yield Uncheckable(row.line, row.label, cell.column, "the row does not say what its second value is of")
+            else:
+                yield cell
         for change in row.changes:
             yield _check_change(table, index, change)
 
 
 def _check_cell(
-    table: PublishedTable, row: PublishedRow, quantity: Quantity, baseline: PublishedRow | None, peak: Fraction | None
+    table: PublishedTable,
+    row: PublishedRow,
+    quantity: Quantity,
+    baseline: PublishedRow | None,
+    counted: _CountedCell | str | None,
 ) -> CheckedCell | Uncheckable | None:
     """Check one cell; None if it has no figure and needs none, as in a row with OOM."""
     published = row.figures.get(quantity)
     blank = row.blanks.get(quantity)
     column = table.columns[quantity]
+    if published is not None and isinstance(counted, _CountedCell):
+        printed = counted.nearest.value.over(exact_interval(published.unit))
+        verdict = counted.verdict or (CellVerdict.ROUNDED if _is_rounded(published, printed) else CellVerdict.WITHIN)
+        return _make_cell(table, row, column, published, str(quantity), printed.value, verdict)
     try:
-        exact = recompute(table, row, quantity, baseline, peak)
+        exact = recompute(table, row, quantity, baseline)
     except NotComputable as error:
         if published is None and not row.problems:
             return None
-        return Uncheckable(row.line, row.label, table.headings[column], row.problems.get(quantity, str(error)))
+        reason = row.problems.get(quantity) or counted or str(error)
+        return Uncheckable(row.line, row.label, table.headings[column], str(reason))
     if published is not None:
         printed = exact.over(exact_interval(published.unit))
         verdict = judge(published, printed)
@@ -471,6 +376,10 @@ def _check_cell(
         return _make_cell(table, row, column, empty, str(quantity), exact.value, CellVerdict.MISSING)
     reason = row.absent.get(quantity) or row.problems.get(quantity, "")
     return Uncheckable(row.line, row.label, table.headings[column], reason)
+
+
+def _is_rounded(published: PrintedFigure, printed: Interval) -> bool:
+    return judge(published, printed) is CellVerdict.ROUNDED
 
 
 def _make_cell(
@@ -533,11 +442,19 @@ def _percent_change(value: PrintedFigure, reference: PrintedFigure) -> Interval:
 
 
 def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:
-    """The constants that nothing states, for rows whose TFLOPs were computed."""
+    """The constants that nothing states, for rows whose TFLOPs, MFU or HFU were computed."""
     assumed: dict[str, None] = {}
     for table in tables:
         for row in table.rows:
             if (table.line, row.line) not in computed:
+                continue
+            if row.subject.model is not None:
+                with suppress(NotComputable):
+                    length = find_seq_len(table, row)
+                    if length.is_assumed:
+                        assumed[f"sequence length {length.value} ({length.origin})"] = None
+                if row.subject.dtype is None and any(quantity in row.figures for quantity in SHARES):
+                    assumed["16-bit products (precision)"] = None
                 continue
             for quantity, fallback in ((_Q.SEQ_LEN, ASSUMED_SEQ_LEN), (_Q.PASSES, ASSUMED_PASSES)):
                 needed = quantity is _Q.PASSES or not {_Q.TOKEN_RATE, _Q.TOKENS} & set(row.figures)
@@ -546,7 +463,11 @@ def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int
     return tuple(assumed)
 
 
-def _contradictions(row: PublishedRow, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
+def _check_products(row: PublishedRow, constants: Mapping[Quantity, Constant]) -> Iterator[str | None]:
+    """Each product that the row states, as the problem with it; None where it is right.
+
+    Some tables count expert parallelism in DP, others apart from it: a row is right by either.
+    """
     values = {quantity: figure.number for quantity, figure in row.figures.items()}
     texts = {
         quantity: f"{_SHORT[quantity]} {figure.text}" for quantity, figure in row.figures.items() if quantity in _SHORT
@@ -555,16 +476,23 @@ def _contradictions(row: PublishedRow, constants: Mapping[Quantity, Constant]) -
         if quantity not in values and quantity in constants:
             values[quantity] = Fraction(constants[quantity].value)
             texts[quantity] = f"{_SHORT[quantity]} {constants[quantity].value} ({constants[quantity].origin})"
+    experts = values.get(_Q.EXPERT_PARALLEL, Fraction(1))
     for total, factors, optional in _PRODUCTS:
         present = [factor for factor in factors if factor in values]
-        if total not in values or not set(factors) - {optional} <= set(present):
+        absent = set(factors) - set(present) - {_Q.CONTEXT_PARALLEL}
+        if total not in values or not absent <= set(optional) or (not absent and _Q.DATA_PARALLEL in optional):
             continue
         value = prod((values[factor] for factor in present), start=Fraction(1))
         written = " x ".join(texts[factor] for factor in present)
-        if len(present) == len(factors) and values[total] != value:
-            yield f"{texts[total]}, but {written} = {value}"
-        elif values[total] % value:  # without the optional factor it must at least be a multiple of the others
-            yield f"{texts[total]} is not a multiple of {written} = {value}"
+        if absent:
+            yield f"{texts[total]} is not a multiple of {written} = {value}" if values[total] % value else None
+        else:
+            with_experts = f", x EP {experts} = {value * experts}" if experts > 1 else ""
+            is_right = values[total] in (value, value * experts)
+            yield None if is_right else f"{texts[total]}, but {written} = {value}{with_experts}"
+        if _Q.DATA_PARALLEL in absent and _Q.CONTEXT_PARALLEL in present and not values[total] % value:
+            values[_Q.DATA_PARALLEL] = values[total] / value
+            texts[_Q.DATA_PARALLEL] = f"DP {values[total] / value}"
 
 
 def judge(published: PrintedFigure, printed: Interval) -> CellVerdict:

@@ -11,17 +11,16 @@ import msgspec
 
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
+from perfscope.models.hardware import Gpu
 from perfscope.regenerate.published import (
     CellVerdict,
     CheckedCell,
     CheckedTables,
-    NotComputable,
     check_tables,
-    find_baselines,
     format_rounded,
     leave_conventions,
-    recompute,
 )
+from perfscope.regenerate.recomputation import NotComputable, find_baselines, recompute
 from perfscope.report import Cell, Column, Json, Report, Row, Section
 from perfscope.sources.published.markdown import MarkdownDocument
 from perfscope.sources.published.tables import PublishedFile, read_published
@@ -30,21 +29,21 @@ from perfscope.units import format_count
 
 
 def check_file(
-    path: Path, constants: Mapping[Quantity, Constant], peak_tflops: float | None
+    path: Path, constants: Mapping[Quantity, Constant], gpu: Gpu | None
 ) -> tuple[PublishedFile, CheckedTables]:
     """Recompute the cells of a file; nothing is written. Fails where it contains no table that can be recomputed."""
-    file = read_published(path, constants)
-    if file.document is None:
-        raise SourceError(path, "is CSV", hint="refresh changes markdown; a block `report table` reads CSV")
+    file = read_published(path, constants, gpu=gpu)
     if not file.tables:
         hint = "a table needs a column such as TFLOPs, speed-up or efficiency, and what it is computed from"
         raise SourceError(path, _NO_TABLE, hint="; ".join(file.unread) or hint)
-    return file, leave_conventions(check_tables(file.tables, peak_tflops))
+    return file, leave_conventions(check_tables(file.tables))
 
 
 def write_cells(path: Path, document: MarkdownDocument | None, checked: CheckedTables) -> None:
     """Replace the cells of a file that cannot be right by their recomputed values."""
-    if checked.unfounded and document is not None:
+    if document is None:
+        raise SourceError(path, "is CSV", hint="refresh changes markdown; --check reads CSV, too")
+    if checked.unfounded:
         replace_file(path, replace_cells(document, checked.unfounded).encode("utf-8", "surrogateescape"))
 
 
@@ -59,11 +58,13 @@ def replace_cells(document: MarkdownDocument, cells: Sequence[CheckedCell]) -> s
     return "".join(lines)
 
 
+NOTHING_CHECKED = "nothing was checked: no cell could be recomputed, and no product of columns compared"
 _NO_TABLE = "contains no table that can be recomputed"
 _VERDICTS_EXPLAINED = (
     "`rounded`: right to its own digits. `truncated`: digits were cut off. `from unrounded inputs`: right if a time or "
-    "rate beside it is itself rounded or cut off, and left alone. `wrong`: none of these. `other convention`: its "
-    "whole column differs, and is left alone. `missing`: empty, though it can be computed."
+    "rate beside it is itself rounded or cut off, and left alone. `within 1 %`: of what the model's convention gives. "
+    "`wrong`: none of these. `other convention`: its whole column or model differs, and is left alone. "
+    "`missing`: empty, though it can be computed."
 )
 
 
@@ -96,7 +97,7 @@ def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -
         f"{len(checked.unfounded)} {'rewritten' if written else 'different'}; "
         f"{format_count(len(checked.contradictions), 'contradiction')}"
     )
-    sections = [_section("Verdicts", ("Verdict", "Cells"), counts.items(), _VERDICTS_EXPLAINED)]
+    sections = [_section("Verdicts", ("Verdict", "Cells"), counts.items(), _VERDICTS_EXPLAINED, *checked.followed)]
     if checked.unfounded:
         headings = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict")
         rows = [
@@ -115,7 +116,8 @@ def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -
         sections.append(_section("Not recomputed", ("Line", "Row", "Column", "Reason"), lines))
     sections += [Section("Not read", notes=unread)] if unread else []
     assumed = (f"assumed {line}: no column, text or option states it" for line in checked.assumed)
-    return Report(title, data, tuple(sections), (*assumed, *checked.conventions))
+    empty = (NOTHING_CHECKED,) if checked.is_empty else ()
+    return Report(title, data, tuple(sections), (*empty, *assumed, *checked.conventions))
 
 
 def _section(title: str, headings: Sequence[str], rows: Iterable[Row], *notes: str) -> Section:
@@ -157,7 +159,7 @@ ADDED_COLUMNS: Mapping[str, AddedColumn] = {
 
 
 def report_tables(
-    paths: Sequence[Path], constants: Mapping[Quantity, Constant], peak_tflops: float | None, added: Sequence[str]
+    paths: Sequence[Path], constants: Mapping[Quantity, Constant], gpu: Gpu | None, added: Sequence[str]
 ) -> Report:
     """Tables of CSV or markdown files with their recomputed cells, and the columns ``added`` by their names.
 
@@ -166,11 +168,11 @@ def report_tables(
     columns = [ADDED_COLUMNS[name] for name in added]
     sections, rows, differing = [], 0, 0
     for path in paths:
-        file = read_published(path, constants, added=[column.quantity for column in columns])
+        file = read_published(path, constants, added=[column.quantity for column in columns], gpu=gpu)
         if not file.tables:
             raise SourceError(path, _NO_TABLE, hint="; ".join(file.unread[:3]) or None)
         for table in file.tables:
-            checked = check_tables([table], peak_tflops)
+            checked = check_tables([table])
             sections.append(_describe(table, checked, columns))
             rows, differing = rows + len(table.rows), differing + len(checked.differences)
     title = f"{format_count(rows, 'row')}, {differing} of the cells different"
@@ -215,7 +217,7 @@ def _compute_added(
 ) -> str | None:
     """An added cell as text, so that its digits are exact; None if it cannot be computed."""
     try:
-        value = recompute(table, row, column.quantity, baseline, None).value
+        value = recompute(table, row, column.quantity, baseline).value
     except NotComputable:
         return None
     return format_rounded(value / column.unit, column.decimals)

@@ -5,10 +5,14 @@ Numbers are exact fractions, because a verdict such as "rounded" depends on the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+
+from perfscope.models.hardware import Gpu
+from perfscope.models.transformer import ModelDescription
 
 
 class Quantity(StrEnum):
@@ -24,15 +28,21 @@ class Quantity(StrEnum):
     DATA_PARALLEL = "DP"
     TENSOR_PARALLEL = "TP"
     PIPELINE_PARALLEL = "PP"
+    CONTEXT_PARALLEL = "CP"
+    EXPERT_PARALLEL = "EP"
+    LAYERS = "layers"
     SEQ_LEN = "sequence length"
     TOKENS = "training tokens"
     PASSES = "passes"
     STEP_TIME = "step time"  # seconds
     RATE = "samples/s"
     TOKEN_RATE = "tokens/s"
+    DEVICE_TOKEN_RATE = "tokens/s per GPU"
     TFLOPS = "TFLOPs per GPU"
+    MODEL_TFLOPS = "model TFLOPs per GPU"
     AGGREGATE_PFLOPS = "aggregate PFLOPs"
     PEAK_FRACTION = "share of peak"  # 0 to 1
+    HARDWARE_FRACTION = "HFU"  # 0 to 1
     SPEEDUP = "speed-up"
     EFFICIENCY = "efficiency"  # 0 to 1
     SAVE_SPEED = "GB/s of a save"
@@ -44,8 +54,10 @@ class Quantity(StrEnum):
 #: What can be computed from the other cells of a table.
 DERIVED = (
     Quantity.TFLOPS,
+    Quantity.MODEL_TFLOPS,
     Quantity.AGGREGATE_PFLOPS,
     Quantity.PEAK_FRACTION,
+    Quantity.HARDWARE_FRACTION,
     Quantity.SPEEDUP,
     Quantity.EFFICIENCY,
     Quantity.SAVE_SPEED,
@@ -92,10 +104,43 @@ class StatedChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """What a row is about, as its cells, the headings above it or an option name it.
+
+    Attributes:
+        model: The model, by its name.
+        gpu: The GPU.
+        dtype: The data type of its products; None where nothing names one.
+        recomputes: Whether activations are recomputed; None where nothing says so.
+        about: The texts that name them, for words such as LoRA.
+        unknown: Why there is no model, no GPU or no data type, by these names.
+    """
+
+    model: ModelDescription | None = None
+    gpu: Gpu | None = None
+    dtype: str | None = None
+    recomputes: bool | None = None
+    about: str = ""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether adapters are trained (LoRA), and the weights of the model are not."""
+        return re.search(r"\bq?lora\b", self.about, re.IGNORECASE) is not None
+
+    @property
+    def is_fine_tuned(self) -> bool:
+        """Whether a trained model is tuned."""
+        return re.search(r"\b(q?lora|sft|fine-?tun\w*)\b", self.about, re.IGNORECASE) is not None
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedRow:
     """One row of a published table, from ``line`` of its file.
 
     Attributes:
+        subject: Its model, GPU and precision.
+        is_second: Whether it holds the second values of a row whose cells state two, as ``899 (738)``.
         group: Cells that its baseline has in common: model, precision, batch size per device.
         blanks: Cells of derived quantities that are empty.
         numbers: The leading number of every cell; None where there is none.
@@ -113,6 +158,8 @@ class PublishedRow:
     changes: tuple[StatedChange, ...]
     absent: Mapping[Quantity, str]
     problems: Mapping[Quantity, str]
+    subject: Subject
+    is_second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +168,7 @@ class Constant:
 
     value: int
     origin: str
+    is_assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

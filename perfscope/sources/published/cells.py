@@ -34,6 +34,8 @@ _TIME_REST = re.compile(
 )
 _SIZE_REST = re.compile(r"(?P<unit>[KMBT]|billion|million|bn)?(\s*param(eter)?s?)?", re.IGNORECASE)
 _COMPOUND_TIME = re.compile(r"\s*\d+ ?[dhm] ?\d")
+_PAIR = re.compile(rf"(?P<first>{_NUMBER})\s*\((?P<second>{_NUMBER})\)")
+_FOOTNOTES = re.compile(r"(\s*(\[\^?[\w-]+\]|<sup>[^<]*</sup>|[\u2020\u2021\u00a7]))+$")
 _CHANGE = re.compile(r"[(\uff08](?P<inside>[^()\uff08\uff09]*)[)\uff09]\s*$")
 _CHANGE_PART = re.compile(
     r"(?P<before>[↓↑+\-\u2212]?)\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<after>[↓↑]?)\s*(?P<percent>%?)\s*(?P<last>[↓↑]?)"
@@ -49,7 +51,7 @@ _SHORT_UNITS = {
 _LONG_UNITS = (("min", Fraction(S_PER_MINUTE)), ("h", Fraction(S_PER_HOUR)), ("d", Fraction(S_PER_DAY)))
 _MULTIPLIERS = {"k": KILO, "m": MEGA, "million": MEGA, "b": GIGA, "bn": GIGA, "billion": GIGA, "t": TERA}
 _SMALLEST_SIZE_WITHOUT_UNIT = MEGA
-_LARGEST_SHARE = 2  # an efficiency of 88 without a sign is in percent
+LARGEST_SHARE = 2  #: an efficiency of 88 without a sign is in percent
 _PERCENT = Fraction(1, 100)
 
 
@@ -57,6 +59,27 @@ def leading_number(cell: Cell) -> PrintedFigure | None:
     """The number at the start of a cell, whatever follows it; None without a number, or for ``1.2.3``."""
     match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER})(?![\d.])", cell.text)
     return _figure(cell, match, Fraction(1)) if match else None
+
+
+def without_footnotes(cell: Cell) -> Cell:
+    """The cell without the marks of footnotes at its end: ``661[^note]``, ``661<sup>1</sup>``."""
+    marks = _FOOTNOTES.search(cell.text)
+    if marks is None:
+        return cell
+    return Cell(cell.text[: marks.start()], TextSpan(cell.span.line, cell.span.start, cell.span.start + marks.start()))
+
+
+def split_pair(cell: Cell) -> tuple[Cell, Cell] | None:
+    """The two cells that a cell with two values stands for, such as ``899 (738)``; None for any other."""
+    match = _PAIR.fullmatch(cell.text)
+    if match is None:
+        return None
+    line, start = cell.span.line, cell.span.start
+    first, second = (
+        Cell(match[name], TextSpan(line, start + match.start(name), start + match.end(name)))
+        for name in ("first", "second")
+    )
+    return first, second
 
 
 def read_changes(cell: Cell, column: int) -> tuple[StatedChange, ...]:
@@ -186,7 +209,7 @@ def _read_share(cell: Cell, unit: str) -> PrintedFigure | None:
     if match is None or match["rest"].strip() not in ("", "%"):
         return None
     has_sign = "%" in match["rest"] + unit or "percent" in unit
-    is_percent = has_sign or Fraction(match["number"].replace(",", "")) > _LARGEST_SHARE
+    is_percent = has_sign or Fraction(match["number"].replace(",", "")) > LARGEST_SHARE
     return _figure(cell, match, _PERCENT if is_percent else Fraction(1))
 
 
@@ -201,9 +224,12 @@ _READERS: Mapping[Quantity, Callable[[Cell, str], PrintedFigure | None]] = {
     _Q.STEP_TIME: _read_time,
     _Q.RATE: _read_rate,
     _Q.TOKEN_RATE: _read_rate,
+    _Q.DEVICE_TOKEN_RATE: _read_rate,
     _Q.TFLOPS: _read_number,
+    _Q.MODEL_TFLOPS: _read_number,
     _Q.AGGREGATE_PFLOPS: _read_number,
     _Q.PEAK_FRACTION: _read_share,
+    _Q.HARDWARE_FRACTION: _read_share,
     _Q.EFFICIENCY: _read_share,
     _Q.SPEEDUP: _read_speedup,
 }

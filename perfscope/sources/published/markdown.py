@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +22,7 @@ from perfscope.tables.published import TextSpan
 # The line ends of markdown-it; str.splitlines has further ones, which would shift every line after them.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _CONTAINER = re.compile(r"(?:[\s>]|[-*+](?=\s)|\d+[.)](?=\s))*")
+_BELOW_ALL = 7  # a level
 _MARKER = re.compile(r"\s*<!--\s*(?P<end>/)?\s*perfscope\b")
 
 
@@ -38,7 +38,8 @@ class Cell:
 class Grid:
     """A table as printed, under the nearest heading above it.
 
-    ``line`` is that of its heading row, from 1. A row can hold fewer or more cells than the heading row.
+    ``line`` is that of its heading row, from 1. A row can hold fewer or more cells than the heading row. ``above`` are
+    the headings that it stands under, the nearest first. ``is_transposed`` says that its rows were columns.
     """
 
     title: str
@@ -47,6 +48,8 @@ class Grid:
     headings: tuple[Cell, ...]
     rows: tuple[tuple[Cell, ...], ...]
     row_lines: tuple[int, ...]
+    above: tuple[str, ...] = ()
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,7 @@ def parse_markdown(text: str, path: str) -> MarkdownDocument:
         first = rows[0][0]
         if first + 1 in generated:
             continue
-        title = _title_above(headings, first + 1)
-        grid = _grid(lines, rows, title)
+        grid = _grid(lines, rows, tuple(heading.text for heading in outline(headings, first + 1)))
         if grid is None:
             unread.append(f"line {first + 1}: the cells of the table cannot be separated")
         else:
@@ -131,9 +133,13 @@ def _headings(tokens: Sequence[Token]) -> Iterator[Heading]:
             yield Heading(opening.map[0] + 1, int(opening.tag[1:]), inline.content.strip())
 
 
-def _title_above(headings: Sequence[Heading], line: int) -> str:
-    index = bisect_right([heading.line for heading in headings], line)
-    return headings[index - 1].text if index else ""
+def outline(headings: Sequence[Heading], line: int) -> Iterator[Heading]:
+    """The headings that a line stands under, from the nearest on."""
+    level = _BELOW_ALL
+    for heading in reversed(headings):
+        if heading.line <= line and heading.level < level:
+            yield heading
+            level = heading.level
 
 
 def _tables(tokens: Sequence[Token]) -> list[list[tuple[int, list[str]]]]:
@@ -151,13 +157,14 @@ def _tables(tokens: Sequence[Token]) -> list[list[tuple[int, list[str]]]]:
     return tables
 
 
-def _grid(lines: Sequence[str], rows: Sequence[tuple[int, list[str]]], title: str) -> Grid | None:
+def _grid(lines: Sequence[str], rows: Sequence[tuple[int, list[str]]], above: tuple[str, ...]) -> Grid | None:
     located = [_locate_cells(lines[line], line + 1, texts) for line, texts in rows]
     cells = [tuple(row) for row in located if row is not None]
     if len(cells) < len(rows):
         return None
     numbers = tuple(line + 1 for line, _ in rows)
-    return Grid(title, numbers[0], numbers[-1], cells[0], tuple(cells[1:]), numbers[1:])
+    title = above[0] if above else ""
+    return Grid(title, numbers[0], numbers[-1], cells[0], tuple(cells[1:]), numbers[1:], above)
 
 
 def _locate_cells(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | None:

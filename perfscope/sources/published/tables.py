@@ -1,7 +1,10 @@
 """Markdown and CSV files as published tables: the quantity of every column, and the figures of every row.
 
 Headings are matched as people write them: ``Glob-BS``, ``GBS`` and ``global batch size`` are one quantity. If a heading
-names no unit ("Speed"), the cells decide whether it is a time or a rate.
+names no unit ("Speed"), the cells decide whether it is a time or a rate. Columns of names say what the row is about.
+
+A table whose first column holds such headings is read by its columns. A cell ``899 (738)`` states two values: its row
+is read twice.
 
 A text can state constants: ``Seq length is 1024``, ``BS=1024, SIZE=104B``. The nearest statement counts: above the
 table, below it, under its heading, else under a heading above that; a sequence length also from anywhere else. Two
@@ -16,14 +19,27 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.constants import GIGA, MEGA
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import read_text
-from perfscope.sources.published.cells import leading_number, read_changes, read_figure, read_gpus, read_size
-from perfscope.sources.published.markdown import Cell, Grid, Heading, MarkdownDocument, read_markdown
+from perfscope.models.hardware import Gpu
+from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
+from perfscope.sources.published.cells import (
+    LARGEST_SHARE,
+    leading_number,
+    read_changes,
+    read_figure,
+    read_gpus,
+    read_size,
+    split_pair,
+    without_footnotes,
+)
+from perfscope.sources.published.markdown import Cell, Grid, Heading, MarkdownDocument, outline, read_markdown
+from perfscope.sources.published.subjects import GPU, MODEL, NAMING, Names, find_subject
 from perfscope.tables.published import (
     DERIVED,
     Constant,
@@ -31,25 +47,31 @@ from perfscope.tables.published import (
     PublishedRow,
     PublishedTable,
     Quantity,
+    Subject,
     TextSpan,
 )
 
 _Q = Quantity
 
+_UTILISATION = r"flops? utili[sz]ation"
 # Matched against the whole heading in lower case, without markup, "_" and "-", and without its parentheses.
 _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.GPUS_PER_NODE, r"(num )?(gpus?|devices?)( num)?( per |/)node|gpus per node"),
     (_Q.NODES, r"((num|number of|n|no\.? of) )?n?nodes?( num)?"),
     (
         _Q.GPUS,
-        r"((num|number of|n|no\.? of|total) |# ?)?(gpus?|devices?)( num| count)?|gpus? type( ?& ?| and )num|world size",
+        r"((num|number of|n|no\.? of|total) |# ?)?(gpus?|devices?|chips)( num| count)?|gpus? type( ?& ?| and )num"
+        r"|world size",
     ),
     (_Q.MICRO_BATCH, r"mbs|bsz|mic(ro)? ?(bs|batch)( ?size)?|(bs|batch( ?size)?)( per |/)(gpu|device)"),
     (_Q.GLOBAL_BATCH, r"gbs|glob(al)? ?(bs|batch)( ?size)?|batch( ?size)?|bs"),
-    (_Q.ACCUMULATION, r"gas|pp chunks|micro ?batches|(num )?(grad(ient)? ?)?acc(um(ulation)?)?( steps)?"),
+    (_Q.ACCUMULATION, r"gas?|pp chunks|micro ?batches|(num )?(grad(ient)? ?)?acc(um(ulation)?)?( steps)?"),
     (_Q.DATA_PARALLEL, r"dp|dp size|data parallel( size)?"),
     (_Q.TENSOR_PARALLEL, r"tp|mp|tp size|tensor( model)? parallel( size)?|model parallel size"),
     (_Q.PIPELINE_PARALLEL, r"pp|pp (size|stages)|pipeline( model)? parallel( size)?"),
+    (_Q.CONTEXT_PARALLEL, r"cp|cp size|context parallel( size)?"),
+    (_Q.EXPERT_PARALLEL, r"ep|ep size|expert( model)? parallel( size)?"),
+    (_Q.LAYERS, r"(num(ber of)? )?layers"),
     (_Q.SEQ_LEN, r"seq|seq(uence)? ?len(gth)?|sequence"),
     (_Q.TOKENS, r"(training )?tokens"),
     (_Q.MEMORY_TOTAL, r"(total|gpu) memory|memory (of|per) (a )?gpu|memory total"),
@@ -59,26 +81,37 @@ _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.SAVE_SPEED, r"(save|checkpoint) (speed|gb/s)|gb/s of a save"),
     (_Q.PARAMETERS, r"(model ?)?size|m ?size|params?|parameters|(number of|num|#|n) ?(params|parameters)|model"),
     (_Q.AGGREGATE_PFLOPS, r".*\b(aggregate|total)\b.*\b(peta|p) ?flop.*|(peta|p) ?flops? aggreg(ate)?"),
-    (_Q.PEAK_FRACTION, r".*(percent|%|share|fraction).*\bpeak\b.*|(tera|t) ?flops? %|mfu"),
+    (
+        _Q.PEAK_FRACTION,
+        rf".*(percent|%|share|fraction).*\bpeak\b.*|(tera|t) ?flops? %|mfu( percent)?|(model )?{_UTILISATION}",
+    ),
+    (_Q.HARDWARE_FRACTION, rf"hfu( percent)?|hardware {_UTILISATION}"),
+    (_Q.MODEL_TFLOPS, r"model (tera|t) ?flops?.*"),
     (_Q.TFLOPS, r"(?!.*(aggregate|total|peak|%))(?!.*\bpercent).*\b(tera|t) ?flops?\b.*"),
     (_Q.SPEEDUP, r"speed ?ups?|acceleration|scaling factor"),
     (_Q.EFFICIENCY, r"((scaling|parallel|weak|strong) )?(scaling )?efficiency"),
-    (_Q.TOKEN_RATE, r"(tokens?|tks?)( ?/ ?| per )s(ec(onds?)?)?|token throughput"),
+    (_Q.TOKEN_RATE, r"token throughput"),
     (_Q.RATE, r"(samples?|sequences?|seqs?|sentences?|images?|imgs?|examples?)( ?/ ?| per )s(ec(onds?)?)?"),
     (
         _Q.STEP_TIME,
-        r"(elapsed )?time( per | ?/ ?)?(it(er(ation)?)?|step)?|(it(er(ation)?)?|step) time|lat?n?tency.*"
-        r"|s(ec(ond)?s?)?(/| per )it(er(ation)?)?",
+        r"((elapsed|training) )?time( per | ?/ ?)?(it(er(ation)?)?|step)?|(training )?(it(er(ation)?)?|step) (time|s)"
+        r"|lat?n?tency.*|s(ec(ond)?s?)?(/| per )it(er(ation)?)?",
     ),
 )
 _UNITLESS_SPEED = re.compile(r"speed|through?t?put|thr?outhput|perf(ormance)?")
 _RATE_UNIT = re.compile(r"(samples?|sequences?|seqs?|imgs?|images?|examples?|sentences?|it)\s*/\s*s(ec(ond)?)?")
-_TOKEN_UNIT = re.compile(r"\b(tokens?|tks?|t)\s*/\s*s(ec(ond)?)?")
-# They count attention, too, which the parameters do not give.
-_MODEL_FLOPS = re.compile(r"model (tera|t) ?flops?(/s)?")
-_PER_DEVICE = re.compile(r"(per|/) ?(gpu|device|rank)")
+_TOKEN_UNIT = re.compile(r"\b(tokens?|toks?|tks?|t)\s*/\s*s(ec(ond)?)?")
+_PER_DEVICE = re.compile(r"(per|/) ?(gpu|device|rank|chip)")
+# The words of a heading such as "Throughput (T/s/GPU)": tokens, a second, a device, and what may stand beside them.
+_TOKEN_WORDS = {"tokens", "token", "toks", "tok", "tks", "t"}
+_SECOND_WORDS = {"s", "sec", "second", "seconds"}
+_DEVICE_WORDS = {"gpu", "gpus", "device", "chip", "rank"}
+_RATE_WORDS = {"throughput", "training", "in", "per", "average", "mean"}
 _TOKENS = ("t", "tokens")
 _TIME_UNITS = ("ns", "us", "µs", "ms", "s", "sec", "seconds")
+_SHARES = (_Q.PEAK_FRACTION, _Q.HARDWARE_FRACTION)
+_STATED = re.compile(r"\b(?P<key>[A-Za-z]+)\s*=\s*(?P<number>\d{1,9})\b")
+_STATED_GPUS = re.compile(r"(?P<number>\d{1,9})\s*[x\xd7]?\s*(?:[A-Z]+\d+\w*\s+)?GPUs?\b")
 _ID_HEADINGS = ("id", "run", "case", "test case", "test num", "test", "name", "experiment")
 _GROUP_HEADINGS = re.compile(
     r"dtype|precision|fp16|amp|framework|model|network|dataset|zero( stage)?|opt offl|par offl|xla|clip|batch.*|mbs|bsz"
@@ -91,12 +124,14 @@ class ColumnMeaning:
     """What a column states; the quantity is None for anything else.
 
     ``unit`` is in the parentheses of its heading, in lower case. Rows that differ in a group have no common baseline.
+    ``names`` is what its texts name: a model, a GPU, a precision.
     """
 
     quantity: Quantity | None
     unit: str
     is_label: bool
     is_group: bool
+    names: str | None = None
 
 
 def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[ColumnMeaning]:
@@ -109,6 +144,9 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
             cells = [row[index].text for row in rows if index < len(row) and row[index].text]
             quantity = _decide_speed(cells, has_tflops=has_tflops)
             columns[index] = replace(columns[index], quantity=quantity)
+        numbers = [leading_number(row[index]) for row in rows if index < len(row)]
+        if columns[index].quantity in _SHARES and any(each and each.number > LARGEST_SHARE for each in numbers):
+            columns[index] = replace(columns[index], unit=columns[index].unit + " %")
         sizes = [read_size(row[index], columns[index].unit) for row in rows if index < len(row)]
         if columns[index].quantity is _Q.PARAMETERS and not any(sizes):
             columns[index] = replace(columns[index], quantity=None)  # "Model" is often a name
@@ -134,27 +172,33 @@ def _are_names(cells: Sequence[Cell]) -> bool:
 
 def _describe_column(heading: str) -> ColumnMeaning:
     plain, unit = _simplify(heading)
-    is_label = plain in _ID_HEADINGS
-    is_group = _GROUP_HEADINGS.fullmatch(plain) is not None
+    names = next((name for name, pattern in NAMING if pattern.fullmatch(plain)), None)
+    quantity = _describe_quantity(plain, unit)
+    return ColumnMeaning(quantity, unit, plain in _ID_HEADINGS, _GROUP_HEADINGS.fullmatch(plain) is not None, names)
+
+
+def _describe_quantity(plain: str, unit: str) -> Quantity | None:
+    words = set(re.findall(r"[a-z]+", re.sub(r"\btps\b", "tokens s", f"{plain} {unit}")))
+    if words & _TOKEN_WORDS and words & _SECOND_WORDS:
+        rest = words - _TOKEN_WORDS - _SECOND_WORDS - _RATE_WORDS
+        if rest <= _DEVICE_WORDS:
+            return _Q.DEVICE_TOKEN_RATE if rest else _Q.TOKEN_RATE
     if _PER_DEVICE.search(plain) and re.search(r"/ ?s|per s", plain) and "flop" not in plain:
-        return ColumnMeaning(None, unit, is_label, is_group)  # the rate of one device is not the rate of the job
+        return None  # the rate of one device is not the rate of the job
     if re.search(r"(/|per) ?s(ec(ond)?)?\b", unit) and not _PER_DEVICE.search(unit) and _UNITLESS_SPEED.search(plain):
-        return ColumnMeaning(_Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE, unit, is_label, is_group)
-    if _MODEL_FLOPS.fullmatch(plain):
-        return ColumnMeaning(None, unit, is_label, is_group)
+        return _Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE
     if unit in _TIME_UNITS and _UNITLESS_SPEED.fullmatch(plain):
-        return ColumnMeaning(_Q.STEP_TIME, unit, is_label, is_group)
+        return _Q.STEP_TIME
     for quantity, pattern in _HEADINGS:
         if re.fullmatch(pattern, plain) and not (quantity is _Q.GLOBAL_BATCH and unit in _TOKENS):
-            return ColumnMeaning(quantity, unit, is_label, is_group)
-    return ColumnMeaning(None, unit, is_label, is_group)
+            return quantity
+    return None
 
 
 def _simplify(heading: str) -> tuple[str, str]:
     """A heading in lower case without markup, and the unit that it names in parentheses."""
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     text = (
-        re.sub(r"<[^>]*>", " ", text)
+        re.sub(r"<[^>]*>", " ", _simplify_link(heading))
         .translate({ord(c): " " for c in "_-*`~"})
         .replace("\uff08", "(")
         .replace("\uff09", ")")
@@ -162,6 +206,10 @@ def _simplify(heading: str) -> tuple[str, str]:
     units = re.findall(r"\(([^()]*)\)", text)
     text = re.sub(r"\([^()]*\)", " ", text)
     return " ".join(text.lower().split()), " ".join(" ".join(units).lower().split())
+
+
+def _simplify_link(text: str) -> str:
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
 def _decide_speed(cells: Sequence[str], *, has_tflops: bool) -> Quantity:
@@ -205,7 +253,6 @@ _PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
 )
 # What a report rarely changes between its sections, unlike the parallel layout of a model.
 _SAME_EVERYWHERE = (Quantity.SEQ_LEN, Quantity.PASSES)
-_BELOW_ALL = 7
 _LARGEST = 10**15
 
 
@@ -274,11 +321,8 @@ def _scopes(document: MarkdownDocument, grid: Grid) -> Iterator[tuple[int, int]]
     after = min((table.line for table in document.grids if table.line > grid.last_line), default=end)
     yield max(begin, before), grid.line
     yield grid.last_line, min(close, after) - 1
-    level = _BELOW_ALL
-    for number, heading in reversed(list(enumerate(document.headings))):
-        if heading.line <= grid.line and heading.level < level:
-            yield heading.line, headings[number + 1].line - 1
-            level = heading.level
+    for above in outline(document.headings, grid.line):
+        yield above.line, next(heading.line for heading in headings if heading.line > above.line) - 1
     yield 1, headings[0].line - 1
 
 
@@ -293,9 +337,33 @@ _LABELS = (
 )
 _LABEL_CELLS = 4  # of a row without a column that names it
 _ABSENT = frozenset(
-    {"", "-", "--", "—", "n/a", "na", "none", "tbd", "todo", "?", "x", "xx", "xxx", "xxxx", "oom", "fail", "failed"}
+    (
+        "",
+        "-",
+        "--",
+        "—",
+        "n/a",
+        "na",
+        "nan",
+        "none",
+        "tbd",
+        "todo",
+        "?",
+        "x",
+        "xx",
+        "xxx",
+        "xxxx",
+        "oom",
+        "fail",
+        "failed",
+    )
 )
-_BATCH = (Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.GLOBAL_BATCH)
+_MEASURED = (Quantity.STEP_TIME, Quantity.RATE, Quantity.TOKEN_RATE, Quantity.DEVICE_TOKEN_RATE)
+# A total, and factors of which two make it a row that can contradict itself.
+_CHECKABLE = (
+    (Quantity.GLOBAL_BATCH, {Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.DATA_PARALLEL}),
+    (Quantity.GPUS, {Quantity.TENSOR_PARALLEL, Quantity.PIPELINE_PARALLEL, Quantity.DATA_PARALLEL}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +376,16 @@ class PublishedFile:
     unread: tuple[str, ...]
 
 
-def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Sequence[Quantity] = ()) -> PublishedFile:
+def read_published(
+    path: Path, constants: Mapping[Quantity, Constant], added: Sequence[Quantity] = (), gpu: Gpu | None = None
+) -> PublishedFile:
     """Read the tables of a markdown file, or the one of a CSV file.
 
-    ``constants`` hold for every table, whatever its text states. With derived quantities that will be ``added``, tables
-    without a derived column are read, too.
+    ``constants`` hold for every table, whatever its text states, and ``gpu`` for rows that name none. With derived
+    quantities that will be ``added``, tables without a derived column are read, too.
     """
     if path.suffix.lower() == ".csv":
-        table = read_table(_read_csv(path), constants, {}, required=bool(added))
+        table = read_table(_read_csv(path), constants, {}, gpu, required=bool(added))
         return PublishedFile(os.fspath(path), None, (table,) if table else (), ())
     document = read_markdown(path)
     statements = _find_statements(document)
@@ -323,7 +393,7 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
     unread = list(document.unread)
     for grid in document.grids:
         stated, ambiguous = _select_constants(document, grid, statements)
-        table = read_table(grid, {**stated, **constants}, ambiguous, required=bool(added))
+        table = read_table(grid, {**stated, **constants}, ambiguous, gpu, required=bool(added))
         if table is None:
             unread.append(f"line {grid.line}: no column of the table can be recomputed")
         else:
@@ -332,24 +402,47 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
 
 
 def read_table(
-    grid: Grid, constants: Mapping[Quantity, Constant], ambiguous: Mapping[Quantity, str], *, required: bool = False
+    grid: Grid,
+    constants: Mapping[Quantity, Constant],
+    ambiguous: Mapping[Quantity, str],
+    gpu: Gpu | None = None,
+    *,
+    required: bool = False,
 ) -> PublishedTable | None:
     """Read a table's figures; None if nothing in it can be recomputed or checked, unless the table is required."""
+    grid = _turn_upright(grid)
     headings = [cell.text for cell in grid.headings]
     columns = describe_columns(headings, grid.rows)
     indices, notes = _index_quantities(columns, headings)
     rows = [
-        _read_row(line, cells, headings, columns, indices)
+        row
         for line, cells in zip(grid.row_lines, grid.rows, strict=True)
         if any(cell.text for cell in cells)
+        for row in _read_rows(_GridRow(grid, line, cells, headings, columns, indices), gpu)
     ]
     derived = any(quantity in indices for quantity in DERIVED) or any(row.changes for row in rows)
-    checkable = sum(quantity in indices for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in indices
+    stated = {*indices, *(quantity for row in rows for quantity in row.figures)}
+    checkable = any(total in stated and len(factors & stated) > 1 for total, factors in _CHECKABLE)
     if not derived and not checkable and not required and not _has_ambiguous_result(notes):
         return None
     return PublishedTable(
         grid.title, grid.line, tuple(headings), indices, tuple(rows), dict(constants), dict(ambiguous), tuple(notes)
     )
+
+
+def _turn_upright(grid: Grid) -> Grid:
+    """The table by its columns if its first column holds headings of quantities and its heading row none."""
+    downwards = [row for row in grid.rows if row and _describe_column(row[0].text).quantity]
+    if len(downwards) < 2 or any(_describe_column(cell.text).quantity for cell in grid.headings[1:]):  # noqa: PLR2004
+        return grid
+    absent = Cell("n/a", grid.headings[0].span)
+    rows = tuple(
+        (heading, *(row[place] if place < len(row) and row[place].text else absent for row in grid.rows))
+        for place, heading in enumerate(grid.headings[1:], 1)
+    )
+    headings = (grid.headings[0], *(row[0] if row else absent for row in grid.rows))
+    lines = (grid.line,) * len(rows)
+    return replace(grid, headings=headings, rows=rows, row_lines=lines, is_transposed=True)
 
 
 def _has_ambiguous_result(notes: Sequence[str]) -> bool:
@@ -378,40 +471,106 @@ def _index_quantities(
     return indices, notes
 
 
-def _read_row(
-    line: int,
-    cells: Sequence[Cell],
-    headings: Sequence[str],
-    columns: Sequence[ColumnMeaning],
-    indices: Mapping[Quantity, int],
-) -> PublishedRow:
-    figures: dict[Quantity, PrintedFigure] = {}
+class _GridRow(NamedTuple):
+    """A row, and what its table says of its columns."""
+
+    grid: Grid
+    line: int
+    cells: Sequence[Cell]
+    headings: Sequence[str]
+    columns: Sequence[ColumnMeaning]
+    indices: Mapping[Quantity, int]
+
+
+def _read_rows(row: _GridRow, gpu: Gpu | None) -> Iterator[PublishedRow]:
+    """The row, and once more where a cell of a derived quantity states two values."""
+    problems: dict[Quantity, str] = {}
+    usable = [without_footnotes(cell) for cell in _take_cells(row.cells, row.headings, problems)]
+    pairs = {index: pair for index, cell in enumerate(usable) if (pair := split_pair(cell))}
+    first = [pairs[index][0] if index in pairs else cell for index, cell in enumerate(usable)]
+    yield _read_row(row, first, problems, gpu)
+    if any(row.indices.get(quantity) in pairs for quantity in DERIVED):
+        second = [pairs[index][1] if index in pairs else cell for index, cell in enumerate(usable)]
+        shared = [quantity for quantity in _MEASURED if quantity in row.indices and row.indices[quantity] not in pairs]
+        missing = dict.fromkeys(shared, "one value stands beside two")
+        yield replace(_read_row(row, second, problems | missing, gpu), is_second=True)
+
+
+def _read_row(row: _GridRow, usable: Sequence[Cell], problems: dict[Quantity, str], gpu: Gpu | None) -> PublishedRow:
+    figures = _find_stated(row.grid.headings[0], row.cells[0]) if row.grid.is_transposed else {}
     blanks: dict[Quantity, TextSpan] = {}
     absent: dict[Quantity, str] = {}
-    problems: dict[Quantity, str] = {}
-    usable = _take_cells(cells, headings, problems)
-    for quantity, index in indices.items():
-        if quantity in problems or index >= len(usable):
-            problems.setdefault(quantity, "the row ends before this column")
+    problems = dict(problems)
+    for quantity, index in row.indices.items():
+        if quantity in problems:
+            continue
+        if index >= len(usable):
+            problems[quantity] = "the row ends before this column"
         elif usable[index].text == "" and quantity in DERIVED:
             blanks[quantity] = usable[index].span
         elif usable[index].text.lower() in _ABSENT:
             absent[quantity] = usable[index].text or "the cell is empty"
         else:
             try:
-                figures[quantity] = read_figure(quantity, usable[index], columns[index].unit)
+                figures[quantity] = read_figure(quantity, usable[index], row.columns[index].unit)
             except UsageError as error:
                 problems[quantity] = error.problem
-    numbers = tuple(leading_number(cell) for cell in usable)
-    changes = tuple(change for index, cell in enumerate(usable) for change in read_changes(cell, index))
+    subject = _find_subject(row, usable, figures, gpu)
+    cells = [without_footnotes(cell) for cell in row.cells[: len(usable)]]
     group = tuple(
-        _group_key(usable[index])
-        for index, column in enumerate(columns)
-        if index < len(usable) and _separates_groups(column)
+        _group_key(cell) for column, cell in zip(row.columns, usable, strict=False) if _separates_groups(column)
     )
-    label = _label(usable, headings, columns, indices) or _first_texts(cells)
-    texts = tuple(cell.text for cell in cells)
-    return PublishedRow(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
+    return PublishedRow(
+        line=row.line,
+        cells=tuple(cell.text for cell in row.cells),
+        label=_label(cells, row) or _first_texts(row.cells),
+        group=group,
+        figures=figures,
+        blanks=blanks,
+        numbers=tuple(leading_number(cell) for cell in cells),
+        changes=tuple(change for index, cell in enumerate(cells) for change in read_changes(cell, index)),
+        absent=absent,
+        problems=problems,
+        subject=subject,
+    )
+
+
+def _find_stated(*headings: Cell) -> dict[Quantity, PrintedFigure]:
+    """What headings of a turned table state of a row, as ``64x H100 GPUs (GBS=128)``; the last one decides."""
+    found: dict[Quantity, PrintedFigure] = {}
+    for cell in headings:
+        stated = [(_describe_quantity(match["key"].lower(), ""), match) for match in _STATED.finditer(cell.text)]
+        stated += [(_Q.GPUS, match) for match in _STATED_GPUS.finditer(cell.text)]
+        found |= {
+            quantity: PrintedFigure(Fraction(match["number"]), Fraction(1), 0, match["number"], cell.span)
+            for quantity, match in stated
+            if quantity is not None and int(match["number"])
+        }
+    return found
+
+
+def _find_subject(
+    row: _GridRow, usable: Sequence[Cell], figures: dict[Quantity, PrintedFigure], gpu: Gpu | None
+) -> Subject:
+    """What the row is about; a size in the name of its model is no exact number of parameters."""
+    named: dict[str, str] = {}
+    for column, cell in zip(row.columns, usable, strict=False):
+        name = column.names or (GPU if column.quantity is _Q.GPUS and re.search(r"[A-Za-z]", cell.text) else None)
+        if name and cell.text.lower() not in _ABSENT:
+            named[name] = f"{named.get(name, '')} {_simplify_link(cell.text)}".strip()
+    nearest = (row.cells[0].text, row.grid.headings[0].text) if row.grid.is_transposed else ()
+    subject = find_subject(Names(named, gpu, (*nearest, *row.grid.above)))
+    size = figures.get(_Q.PARAMETERS)
+    if subject.model is None or size is None:
+        return subject
+    if row.columns[row.indices[_Q.PARAMETERS]].names == MODEL:
+        del figures[_Q.PARAMETERS]
+    elif MODEL not in named:
+        counts = total_parameters(subject.model.transformer), active_parameters(subject.model.transformer)
+        if all(abs(size.number / count - 1) > SAME_SIZE for count in counts):
+            other = {MODEL: f"{subject.model.transformer.name} of a heading has another size"}
+            return replace(subject, model=None, unknown={**subject.unknown, **other})
+    return subject
 
 
 def _take_cells(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Quantity, str]) -> Sequence[Cell]:
@@ -435,12 +594,11 @@ def _group_key(cell: Cell) -> str:
     return str(number.number) if number else cell.text
 
 
-def _label(
-    cells: Sequence[Cell], headings: Sequence[str], columns: Sequence[ColumnMeaning], indices: Mapping[Quantity, int]
-) -> str:
-    labels = [index for index, column in enumerate(columns) if column.is_label]
-    labels += [indices[quantity] for quantity in _LABELS if quantity in indices]
-    parts = [f"{headings[i]} {cells[i].text}" for i in dict.fromkeys(labels) if i < len(cells) and cells[i].text]
+def _label(cells: Sequence[Cell], row: _GridRow) -> str:
+    labels = [0] if row.grid.is_transposed else []
+    labels += [index for index, column in enumerate(row.columns) if column.is_label]
+    labels += [row.indices[quantity] for quantity in _LABELS if quantity in row.indices]
+    parts = [f"{row.headings[i]} {cells[i].text}" for i in dict.fromkeys(labels) if i < len(cells) and cells[i].text]
     return ", ".join(parts) or _first_texts(cells)
 
 
@@ -458,6 +616,5 @@ def _read_csv(path: Path) -> Grid:
         raise SourceError(path, "is empty")
     rows = [tuple(Cell(text.strip(), TextSpan(number, 0, 0)) for text in row) for number, row in lines]
     numbers = [number for number, _ in lines]
-    return Grid(
-        path.stem.replace("_", " ").capitalize(), numbers[0], numbers[-1], rows[0], tuple(rows[1:]), tuple(numbers[1:])
-    )
+    title = path.stem.replace("_", " ").capitalize()
+    return Grid(title, numbers[0], numbers[-1], rows[0], tuple(rows[1:]), tuple(numbers[1:]), (title,))
