@@ -17,7 +17,14 @@ from perfscope.models.conventions import Checkpointing, bigscience_passes
 from perfscope.models.hardware import Gpu, find_gpu
 from perfscope.outcome import Outcome
 from perfscope.regenerate.build import Answer, build_pages, report_pages, write_pages
-from perfscope.regenerate.refresh import ADDED_COLUMNS, check_file, report_file, report_tables, write_cells
+from perfscope.regenerate.refresh import (
+    ADDED_COLUMNS,
+    check_file,
+    report_file,
+    report_folder,
+    report_tables,
+    write_cells,
+)
 from perfscope.renderers import Format
 from perfscope.report import Report
 from perfscope.tables.published import Constant, Quantity
@@ -69,7 +76,10 @@ class ConstantOptions:
 
 @expand_groups
 def table(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="CSV or markdown files with raw tables.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE... | FOLDER", help="CSV or markdown files with tables; of a folder, a summary."),
+    ],
     constants: ConstantOptions,
     add: Annotated[
         list[str] | None,
@@ -81,6 +91,8 @@ def table(
     unknown = [name for name in add or () if name not in ADDED_COLUMNS]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be added", hint=f"the columns are: {', '.join(ADDED_COLUMNS)}")
+    if len(files) == 1 and files[0].is_dir():
+        return Outcome(report_folder(files[0], constants.constants(), constants.find_gpu()), format)
     return Outcome(report_tables(files, constants.constants(), constants.find_gpu(), add or ()), format)
 
 

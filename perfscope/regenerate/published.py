@@ -31,6 +31,7 @@ from perfscope.regenerate.recomputation import (
     SHARES,
     TOLERANCE,
     Counted,
+    Fault,
     Interval,
     NotComputable,
     exact_interval,
@@ -89,7 +90,8 @@ class CellVerdict(StrEnum):
     WITHIN = "within 1 %"
     WRONG = "wrong"
     CONVENTION = "other convention"
-    TIED_TWICE = "counts the tied embedding twice"
+    TIED_TWICE = Fault.TIED_TWICE
+    OTHER_PEAK = Fault.OTHER_PEAK
     MISSING = "missing"
 
 
@@ -116,9 +118,14 @@ class CheckedCell:
     span: TextSpan
 
     @property
+    def is_right(self) -> bool:
+        """Whether the cell is what its row gives."""
+        return self.verdict in (CellVerdict.ROUNDED, CellVerdict.WITHIN)
+
+    @property
     def agrees(self) -> bool:
         """Whether the cell follows from its row, or may follow from it by another convention."""
-        return self.verdict in (CellVerdict.ROUNDED, CellVerdict.WITHIN, CellVerdict.CONVENTION)
+        return self.is_right or self.verdict is CellVerdict.CONVENTION
 
 
 class Uncheckable(msgspec.Struct, frozen=True):
@@ -147,7 +154,7 @@ class CheckedTables:
         uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
         conventions: Tables whose TFLOPs follow another convention, in words.
         followed: The convention of each heading whose cells were computed for models that are known by their name.
-        products: How many totals were compared with their factors, and shares with the peak.
+        products: How many totals were compared with their factors.
         assumed: Constants that neither the file nor an option states: ``sequence length 1024 (tokens)``.
     """
 
@@ -267,30 +274,34 @@ class _Candidates(NamedTuple):
     def follows(self, name: str, *, with_faults: bool = False) -> bool:
         """Whether the figure is what a convention gives."""
         return any(
-            way.name == name and (with_faults or not way.by.is_tied_twice) and self._agrees(way) for way in self.ways
+            way.name == name and (with_faults or way.fault is not Fault.TIED_TWICE) and self._agrees(way)
+            for way in self.ways
         )
 
     def choose(self, name: str, *, is_known: bool) -> _CountedCell:
         """The cell by a convention; ``is_known`` says that cells of its model follow it."""
         figure = self.row.figures[self.quantity].number
         ways = [way for way in self.ways if way.name == name] or self.ways
-        sound = [way for way in ways if not way.by.is_tied_twice]
+        sound = [way for way in ways if way.fault is None] or [
+            way for way in self.ways if way.fault is None and name.startswith(way.name)
+        ]
         nearest = min(sound, key=lambda way: abs(way.value.value - figure))
         if not is_known:
             return _CountedCell(nearest, CellVerdict.CONVENTION)
         if self._agrees(nearest):
             return _CountedCell(nearest, None)
-        if any(way.by.is_tied_twice and self._agrees(way) for way in ways):
-            return _CountedCell(nearest, CellVerdict.TIED_TWICE)
+        for way in ways:
+            if way.fault and self._agrees(way):
+                return _CountedCell(nearest, CellVerdict(way.fault))
         is_near = abs(nearest.value.value - figure) <= _ROUNDED_INPUTS * figure
         return _CountedCell(nearest, CellVerdict.FROM_UNROUNDED if is_near else CellVerdict.WRONG)
 
 
-def _check_shares(row: PublishedRow) -> Iterator[str | None]:
+def _check_shares(row: PublishedRow) -> Iterator[str]:
     for quantity in SHARES:
         share = row.figures.get(quantity)
-        if share is not None:
-            yield f"{quantity} {share.text} is more than the peak" if share.number > 1 else None
+        if share is not None and share.number > 1:
+            yield f"{quantity} {share.text} is more than the peak"
 
 
 def leave_conventions(checked: CheckedTables) -> CheckedTables:

@@ -7,7 +7,9 @@ over the ratio of the GPUs. A save of mixed precision and Adam is 14 bytes/param
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from perfscope.analyzers.mfu import HEADLINE
 from perfscope.constants import GIGA, KILO, TERA
 from perfscope.errors import UsageError
 from perfscope.models.conventions import FORWARD
-from perfscope.regenerate.operations import Count, count_operations
+from perfscope.regenerate.operations import count_operations
 from perfscope.sources.published.subjects import DTYPE, GPU, MODEL
 from perfscope.tables.published import Constant, PrintedFigure, PublishedRow, PublishedTable, Quantity
 
@@ -99,8 +101,7 @@ def find_constant(table: PublishedTable, row: PublishedRow, quantity: Quantity, 
 def tflops(table: PublishedTable, row: PublishedRow) -> Interval:
     """TFLOPs per GPU by the BigScience convention; of a model known by its name alone as Megatron-core counts."""
     if row.subject.model is not None and _Q.PARAMETERS not in row.figures:
-        found = next(each for each in recompute_counted(table, row, _Q.TFLOPS) if each.by.convention == HEADLINE)
-        return found.value
+        return next(each.value for each in recompute_counted(table, row, _Q.TFLOPS) if each.name == HEADLINE)
     parameters = _parameters(table, row)
     passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES)
     seq_len = find_constant(table, row, _Q.SEQ_LEN, ASSUMED_SEQ_LEN)
@@ -108,46 +109,67 @@ def tflops(table: PublishedTable, row: PublishedRow) -> Interval:
     return exact_interval(operations).times(_device_token_rate(table, row, seq_len.value))
 
 
+class Fault(StrEnum):
+    """What a framework or an author counts wrongly."""
+
+    TIED_TWICE = "counts the tied embedding twice"
+    OTHER_PEAK = "over the peak of fp8"
+
+
 class Counted(NamedTuple):
-    """A derived cell by one convention; ``over_all``: its tokens/s are of one GPU, or its TFLOPs of all."""
+    """A derived cell by one convention, whose name says what is unusual in it."""
 
-    by: Count
-    over_all: bool
+    name: str
     value: Interval
-
-    @property
-    def name(self) -> str:
-        """The convention, with its scope where that is not one GPU."""
-        return f"{self.by.convention} x GPUs" if self.over_all else self.by.convention
+    fault: Fault | None = None
 
 
 def recompute_counted(table: PublishedTable, row: PublishedRow, quantity: Quantity) -> list[Counted]:
-    """TFLOPs, MFU or HFU of a row with a model, by each convention; ``NotComputable`` names a missing input."""
+    """TFLOPs, MFU or HFU of a row with a model, by each convention; ``NotComputable`` names a missing input.
+
+    The TFLOPs can be of all GPUs, or the tokens/s of one. The peak can be that of fp8, which is a fault in 16 bits.
+    """
     seq_len = find_seq_len(table, row)
     rate = _device_token_rate(table, row, seq_len.value)
-    if quantity in SHARES:
-        rate = rate.over(exact_interval(find_peak(row)))
-    scales = [1]
+    scales = [("", Fraction(1))]
     if _Q.GPUS in row.figures and row.figures[_Q.GPUS].number > 1:
-        scales.append(int(row.figures[_Q.GPUS].number))
-    passes = _hardware_passes(row) if quantity is _Q.HARDWARE_FRACTION else (Fraction(1),)
-    return [
-        Counted(count, scale > 1, exact_interval(count.flops * scale * share / Fraction(TERA)).times(rate))
-        for count in count_operations(row, seq_len.value)
-        for share in (passes if not count.counts_recomputation else (Fraction(1),))
-        for scale in scales
-        if not count.counts_recomputation or quantity in (_Q.TFLOPS, _Q.HARDWARE_FRACTION)
-    ]
+        scales.append((" x GPUs", row.figures[_Q.GPUS].number))
+    peaks = _find_peaks(row) if quantity in SHARES else [("", Fraction(1), None)]
+    counts_hardware = quantity in (_Q.TFLOPS, _Q.HARDWARE_FRACTION)
+    found = []
+    for count in count_operations(row, seq_len.value):
+        if count.counts_recomputation and not counts_hardware:
+            continue
+        is_needed = quantity is _Q.HARDWARE_FRACTION and not count.counts_recomputation
+        passes = _hardware_passes(row) if is_needed else [Fraction(1)]
+        for share, (of_all, scale), (of_peak, peak, other_peak) in product(passes, scales, peaks):
+            value = exact_interval(count.flops * share * scale / (peak * TERA)).times(rate)
+            fault = Fault.TIED_TWICE if count.is_tied_twice else other_peak
+            found.append(Counted(f"{count.convention}{of_all}{of_peak}", value, fault))
+    return found
 
 
-def _hardware_passes(row: PublishedRow) -> tuple[Fraction, ...]:
+def _hardware_passes(row: PublishedRow) -> list[Fraction]:
     """What the hardware does of what the model needs: four passes of three where activations are recomputed."""
     kinds = (True, False) if row.subject.recomputes is None else (row.subject.recomputes,)
-    return tuple(Fraction(4, 3) if kind else Fraction(1) for kind in kinds)
+    return [Fraction(4, 3) if kind else Fraction(1) for kind in kinds]
+
+
+def _find_peaks(row: PublishedRow) -> list[tuple[str, Fraction, Fault | None]]:
+    """The peak of the row's precision, and those of 16 bits and of fp8: some tables divide all rows by one of them."""
+    own, gpu = find_peak(row), row.subject.gpu
+    assert gpu is not None
+    peaks = [("", own, None), (" over the 16-bit peak", Fraction(str(gpu.dense_16bit_tflops)), None)]
+    if "fp8" in gpu.dense_tflops:
+        fp8 = Fraction(str(gpu.dense_tflops["fp8"]))
+        peaks.append((" over the fp8 peak", fp8, Fault.OTHER_PEAK if fp8 > own and row.subject.dtype else None))
+    return peaks
 
 
 def find_seq_len(table: PublishedTable, row: PublishedRow) -> Constant:
     """The sequence length of a row with a model: stated, else by its rates and times, else of its pre-training."""
+    if _Q.SEQ_LEN in row.problems:
+        _require(row, _Q.SEQ_LEN)
     unknown = Constant(0, "")
     stated = find_constant(table, row, _Q.SEQ_LEN, unknown)
     if stated is not unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -64,7 +65,7 @@ _VERDICTS_EXPLAINED = (
     "`rounded`: right to its own digits. `truncated`: digits were cut off. `from unrounded inputs`: right if a time or "
     "rate beside it is itself rounded or cut off, and left alone. `within 1 %`: of what the model's convention gives. "
     "`wrong`: none of these. `other convention`: its whole column or model differs, and is left alone. "
-    "`missing`: empty, though it can be computed."
+    "`missing`: empty, though it can be computed. `counts the tied embedding twice`, `over the peak of fp8`: faults."
 )
 
 
@@ -97,7 +98,9 @@ def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -
         f"{len(checked.unfounded)} {'rewritten' if written else 'different'}; "
         f"{format_count(len(checked.contradictions), 'contradiction')}"
     )
-    sections = [_section("Verdicts", ("Verdict", "Cells"), counts.items(), _VERDICTS_EXPLAINED, *checked.followed)]
+    products = (f"{format_count(checked.products, 'product')} of columns compared.",) if checked.products else ()
+    notes = (_VERDICTS_EXPLAINED, *checked.followed, *products)
+    sections = [_section("Verdicts", ("Verdict", "Cells"), [each for each in counts.items() if each[1]], *notes)]
     if checked.unfounded:
         headings = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict")
         rows = [
@@ -137,6 +140,51 @@ def _cell_data(cell: CheckedCell) -> Json:
         "text": cell.text,
         "verdict": str(cell.verdict),
     }
+
+
+_PATTERNS = ("*.md", "*.mdx", "*.csv")
+
+
+def report_folder(folder: Path, constants: Mapping[Quantity, Constant], gpu: Gpu | None) -> Report:
+    """How many rows of each file of a folder are right, flagged and not answered, and why."""
+    rows: list[Row] = []
+    flagged: list[Row] = []
+    unanswered: list[Row] = []
+    for path in sorted(path for pattern in _PATTERNS for path in folder.glob(pattern)):
+        file = read_published(path, constants, gpu=gpu)
+        checked = leave_conventions(check_tables(file.tables))
+        by_row: dict[tuple[int, str], list[CheckedCell]] = {}
+        for cell in checked.cells:
+            by_row.setdefault((cell.line, cell.row), []).append(cell)
+        wrong = Counter(f"{cell.column}: {cell.verdict}" for cell in checked.unfounded)
+        found = {(cell.line, cell.row) for cell in checked.unfounded}
+        found |= {(row.line, row.row) for row in checked.contradictions}
+        right = [key for key, cells in by_row.items() if all(cell.is_right for cell in cells)]
+        left = [key for key, cells in by_row.items() if all(cell.verdict is CellVerdict.CONVENTION for cell in cells)]
+        reasons = {(cell.line, cell.row): cell.reason for cell in checked.uncheckable}
+        refused = Counter(reason for key, reason in reasons.items() if key not in by_row)
+        count = len({(row.line, row.label) for table in file.tables for row in table.rows})
+        rows.append((path.name, len(file.tables), count, len(by_row) - len(left), len(right), len(found), len(left)))
+        flagged += [(path.name, what, number) for what, number in wrong.items()]
+        flagged += [(path.name, f"line {row.line}: {row.problem}", 1) for row in checked.contradictions]
+        unanswered += [(path.name, reason.partition(": ")[2], None) for reason in file.unread[:1]]
+        unanswered += [(path.name, reason, number) for reason, number in refused.most_common()]
+    if not rows:
+        raise SourceError(folder, "contains no markdown and no CSV")
+    headings = ("File", "Tables", "Rows", "Answered", "Right within 1 %", "Flagged", "Another convention")
+    sections = (
+        _section("Files", headings, rows, _FILES_EXPLAINED),
+        _section("Flagged", ("File", "What", "Cells"), flagged),
+        _section("Not answered", ("File", "Reason", "Rows"), unanswered),
+    )
+    title = f"{folder}: {format_count(len(rows), 'file')} with published tables"
+    return Report(title, {"schema": "perfscope/table/1"}, sections)
+
+
+_FILES_EXPLAINED = (
+    "Answered: rows with a TFLOPs, MFU, HFU, speed-up or efficiency that was recomputed. Flagged: rows of which a "
+    "figure is wrong, or whose columns contradict each other."
+)
 
 
 class AddedColumn(NamedTuple):
