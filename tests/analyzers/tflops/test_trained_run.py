@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
+from perfscope.analyzers.tflops.per_token import megatron_core
 from perfscope.analyzers.tflops.trained_run import find_trained_model
 from perfscope.errors import MissingInput
 from perfscope.sources.models.config_fields import read_stated
@@ -90,6 +93,18 @@ def test_a_tied_table_on_two_stages_is_one() -> None:
     whole = find_trained_model(run_of([{}], [[*tables, *dense(4)]]))
     assert (split.model, split.parameters, split.trainable) == (whole.model, whole.parameters, whole.trainable)
     assert (whole.model.vocabulary, whole.model.positions) == (512, 128)
+
+
+def test_frozen_parameters_of_a_run_have_no_gradients() -> None:
+    """LoRA trains next to nothing: two thirds of the products. A frozen embedding is looked up and saves nothing."""
+    table, head = Weight("embedding.weight", True, (512, HIDDEN), 1), Weight("output.weight", False, (512, HIDDEN), 1)
+    run = run_of([{}], [[table, *dense(4), head]])
+    (part,) = run.models
+    products = part.parameters - table.elements
+    for trainable, operations in ((part.parameters, 6), (products, 6), (0, 4)):
+        trained = find_trained_model(structs.replace(run, models=(replace(part, trainable=trainable),)))
+        assert megatron_core(trained.model, 2) == operations * products + 6 * 4 * HIDDEN * 2
+        assert any("are frozen" in note for note in trained.notes) == (trainable < part.parameters)
 
 
 @pytest.mark.parametrize(("axis", "said"), [("tp", "stage 0, tensor rank 1"), ("pp", "stage 1, tensor rank 0")])
