@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, expm1, log2
+from math import exp, log2
 from statistics import median
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -147,11 +147,11 @@ class _Line:
 
     @property
     def parameters(self) -> dict[str, float]:
-        return {"lambda": exp(self.level), "loss": -expm1(self.slope)}
+        return {"lambda": exp(self.level), "loss": 1 - exp(self.slope)}
 
     def intervals(self) -> dict[str, Interval]:
         level, slope = (self.error * float(self.spread[index, index]) ** 0.5 for index in range(2))
-        losses = [max(-expm1(self.slope + sign * slope), 0.0) for sign in (1, -1)]
+        losses = [max(1 - exp(self.slope + sign * slope), 0.0) for sign in (1, -1)]
         return {"lambda": (exp(self.level - level), exp(self.level + level)), "loss": (losses[0], losses[1])}
 
     def predict(self, gpus: int) -> Interval | str:

@@ -286,21 +286,29 @@ def _average_runs(runs: Sequence[ScalingRun]) -> Iterator[Point]:
         )
 
 
+def _doubts(series: ScalingSeries) -> Iterator[str]:
+    if series.points[0].gpus > 1:
+        yield f"the baseline of speed-up and efficiency is {series.baseline}, not one GPU"
+    for point in series.points:
+        if point.efficiency > 1 + 2 * USUAL_ERROR:
+            yield (
+                f"{point.case} is superlinear, with {percent(point.efficiency):.1f} % of the throughput per GPU of "
+                f"{series.baseline}. This can be true (less memory per GPU, a better batch), but check that both runs "
+                "did the same work, and that the baseline was not disturbed"
+            )
+    if series.kind is ScalingKind.WEAK and series.constant_batch is None:
+        yield "no batch is stated; it is taken for the same on each GPU"
+    if any(point.runs == 1 for point in series.points):
+        yield "some points are single runs, without a spread"
+
+
 def _notes(runs: Sequence[ScalingRun], all_series: Sequence[ScalingSeries]) -> Iterator[str]:
+    titles: dict[str, list[str]] = {}
     for series in all_series:
-        if series.points[0].gpus > 1:
-            yield f"{series.title}: the baseline of speed-up and efficiency is {series.baseline}, not one GPU"
-        for point in series.points:
-            if point.efficiency > 1 + 2 * USUAL_ERROR:
-                yield (
-                    f"{series.title}: {point.case} is superlinear, with {percent(point.efficiency):.1f} % of the "
-                    f"throughput per GPU of {series.baseline}. This can be true (less memory per GPU, a better batch), "
-                    "but check that both runs did the same work, and that the baseline was not disturbed"
-                )
-        if series.kind is ScalingKind.WEAK and series.constant_batch is None:
-            yield f"{series.title}: no batch is stated; it is taken for the same on each GPU"
-        if any(point.runs == 1 for point in series.points):
-            yield f"{series.title}: some points are single runs, without a spread"
+        for doubt in _doubts(series):
+            titles.setdefault(doubt, []).append(series.title)
+    for doubt, doubted in titles.items():
+        yield f"{doubted[0] if len(doubted) == 1 else f'{len(doubted)} series'}: {doubt}"
     for run in runs:
         yield from (f"{run.path}: {note}" for note in run.notes)
         if run.samples_per_s is None:
@@ -351,7 +359,8 @@ def _parameters(fit: Fit) -> str:
         return fit.reason or ""
     bounds = {name: _interval(interval) for name, interval in (fit.intervals or {}).items()}
     return ", ".join(
-        f"{name} {value:.4g}" + (f" ({bounds[name]})" if name in bounds else "") for name, value in fit.parameters.items()
+        f"{name} {value:.4g}" + (f" ({bounds[name]})" if name in bounds else "")
+        for name, value in fit.parameters.items()
     )
 
 

@@ -122,8 +122,9 @@ def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], 
     runs = [run for run in map(_read_profiled_run, folders) if run is not None]
     problems: list[str] = []
     for path in find_logs(paths):
-        points = read_points(path) if is_table(path) else []
+        points, doubts = read_points(path) if is_table(path) else ([], [])
         runs += points
+        problems += doubts
         if points or any(folder in path.parents for folder in folders):
             continue
         try:

@@ -144,13 +144,16 @@ def test_a_table_of_points_is_split_by_its_names(tmp_path: Path) -> None:
     document = as_json(tmp_path, "points.csv", "--predict", "2048")
     bf16, fp8 = document["weak"]
     assert document["strong"] == []
-    assert (bf16["model"], fp8["model"]) == ("Points, Nemotron4 340b, BF16", "Points, Nemotron4 340b, FP8")
+    assert (bf16["model"], fp8["model"]) == ("Points, BF16", "Points, FP8")
     assert (bf16["unit"], bf16["constant_batch"], bf16["baseline"]) == ("tokens/s", 0.25, "128 GPUs")
     assert [(point["gpus"], point["nodes"]) for point in fp8["points"]] == [(128, None), (256, None), (512, None)]
     assert "points.csv:9: no throughput, so no point" in document["notes"]
     low, high = bf16["fits"]["doubling"]["predictions"][0]["interval"]
     assert low < 433296 < high < 1.05 * 433296  # as published
     assert low > 0.95 * 433296
+    (tmp_path / "bad.csv").write_text(NEMOTRON.replace("FP8,128", "FP8,many"))
+    assert scaling(tmp_path, "bad.csv").code == 4
+    assert "bad.csv:6: 'many' is not a valid GPUs" in scaling(tmp_path, "bad.csv").err
     headings = scaling(tmp_path, "points.csv").out
     assert "Tokens/s" in headings
     assert "Samples/s" not in headings
