@@ -32,11 +32,9 @@ _COMMUNICATION = (
 )  # fmt: skip
 _WRAPPERS = ("autograd::engine::evaluate_function",)
 _LOADING = ("enumerate(DataLoader)",)
-#: A frame of a smaller share of the window is too short to be drawn.
-_LEAST_OF_WINDOW = 0.002
 #: How the profiler writes a function that is not written in Python: ``<built-in function sleep>``,
 #: ``<built-in method read of _io.FileIO object at 0x7f>``.
-_BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of .*)?>")
+BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of .*)?>")
 
 
 class HostParts(Figures, frozen=True, array_like=True):
@@ -108,16 +106,8 @@ class OutsideTime(Figures, frozen=True, array_like=True):
     us = InUnit("duration_ns", NS_PER_US, "How long.")
 
 
-class StackFrame(Figures, frozen=True, array_like=True):
-    """A Python function below those that called it, over all of its calls from there; a frame follows its caller."""
-
-    name: str
-    depth: int
-    duration_ns: int
-
-
 class HostRank(Figures, frozen=True, array_like=True):
-    """The host of one rank; ``stacks`` are the frames of the thread of the steps that are not too short to be drawn."""
+    """The host of one rank."""
 
     INLINE = ("total",)
     rank: Annotated[int | None, Doc("The rank.")]
@@ -131,7 +121,6 @@ class HostRank(Figures, frozen=True, array_like=True):
     ]
     has_stacks: Annotated[bool, Doc("Whether Python stacks were recorded.")]
     damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
-    stacks: tuple[StackFrame, ...]
 
 
 class HostTime(Result, frozen=True):
@@ -212,7 +201,7 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
     ]
     start, end = find_window(trace)
     gaps = (compute | communication | loading).gaps(start, end)
-    frames = _of_training_thread(trace)
+    frames = frames_of_training(trace)
     return (
         HostRank(
             rank=trace.rank,
@@ -225,7 +214,6 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             outside_operators=attribute_outside(gaps, frames, trace.names),
             has_stacks=bool(len(frames)),
             damaged=bool(trace.damage),
-            stacks=sum_stacks(frames, trace.names, start, end),
         ),
     )
 
@@ -248,7 +236,7 @@ def outermost_operators(trace: Trace) -> Bool:
     """Which operators are in no other one; the engine's wrappers are none."""
     rows = np.flatnonzero(~_names_starting(trace, _WRAPPERS)[trace.operators.name])
     is_outermost = np.zeros(len(trace.operators), np.bool_)
-    is_outermost[rows[_nest(trace.operators.take(rows)).parent == ABSENT]] = True
+    is_outermost[rows[nest(trace.operators.take(rows)).parent == ABSENT]] = True
     return is_outermost
 
 
@@ -283,7 +271,8 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     return HostTime(tuple(ranks), _add_up_operators(ranks), tuple(notes))
 
 
-def _of_training_thread(trace: Trace) -> HostSpans:
+def frames_of_training(trace: Trace) -> HostSpans:
+    """The Python functions of the thread of the steps; none without recorded stacks."""
     marks = trace.steps if len(trace.steps) else trace.operators
     threads, counts = np.unique(marks.thread, return_counts=True)
     frames = trace.operators.take(np.zeros(0, np.int64)) if trace.frames is None else trace.frames
@@ -292,7 +281,7 @@ def _of_training_thread(trace: Trace) -> HostSpans:
 
 def attribute_outside(gaps: Intervals, frames: HostSpans, names: Sequence[str]) -> tuple[OutsideTime, ...]:
     """What a thread did in the gaps between operators, the longest first; the durations add up to the gaps exactly."""
-    nesting = _nest(frames)
+    nesting = nest(frames)
     own_ns = _own_times(frames, nesting, gaps)
     times_ns: dict[tuple[str, str], int] = {}
     for row in np.flatnonzero(own_ns).tolist():
@@ -305,31 +294,8 @@ def attribute_outside(gaps: Intervals, frames: HostSpans, names: Sequence[str]) 
     return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.function or "", part.call or "")))
 
 
-def sum_stacks(frames: HostSpans, names: Sequence[str], start_ns: int, end_ns: int) -> tuple[StackFrame, ...]:
-    """The time of each distinct stack of a thread between two moments; of callees as their caller has them."""
-    nesting = _nest(frames)
-    starts, ends = np.maximum(frames.start_ns, start_ns), np.minimum(frames.end_ns, end_ns)
-    built_in = {name: _BUILT_IN.fullmatch(names[name]) for name in distinct(frames.name)}
-    texts = {name: names[name] if match is None else f"built-in {match['call']}" for name, match in built_in.items()}
-    times_ns: dict[tuple[int, str], int] = {}
-    node_of: dict[int, int] = {ABSENT: ABSENT}
-    number_of: dict[tuple[int, str], int] = {}
-    for row in nesting.order.tolist():
-        caller = int(nesting.parent[row])
-        if caller != ABSENT:
-            ends[row] = min(ends[row], ends[caller])
-        node = node_of[caller], texts[int(frames.name[row])]
-        node_of[row] = number_of.setdefault(node, len(number_of))
-        times_ns[node] = times_ns.get(node, 0) + max(int(ends[row] - starts[row]), 0)
-    least_ns = _LEAST_OF_WINDOW * (end_ns - start_ns)
-    stacks: dict[int, tuple[str, ...]] = {ABSENT: ()}
-    for caller, text in (node for node, time_ns in times_ns.items() if time_ns > least_ns):
-        stacks[number_of[caller, text]] = (*stacks[caller], text)
-    found = sorted((stacks[number_of[node]], time_ns) for node, time_ns in times_ns.items() if time_ns > least_ns)
-    return tuple(StackFrame(stack[-1], len(stack) - 1, time_ns) for stack, time_ns in found)
-
-
-def _nest(spans: HostSpans) -> Nesting:
+def nest(spans: HostSpans) -> Nesting:
+    """Which span of its thread is around each."""
     threads = np.unique(np.stack([spans.process, spans.thread]), axis=1, return_inverse=True)[1]
     return Nesting(spans.start_ns, spans.end_ns, threads.reshape(-1))
 
@@ -346,14 +312,14 @@ def _own_times(spans: HostSpans, nesting: Nesting, within: Intervals | None = No
 
 
 def _caller(row: int, spans: HostSpans, nesting: Nesting, names: Sequence[str]) -> str:
-    while row != ABSENT and _BUILT_IN.fullmatch(names[spans.name[row]]):
+    while row != ABSENT and BUILT_IN.fullmatch(names[spans.name[row]]):
         row = int(nesting.parent[row])
     return "" if row == ABSENT else names[spans.name[row]]
 
 
 def _describe(name: str, caller: str) -> tuple[str, str]:
     """The Python function that a frame's time belongs to, and the built-in function that ran."""
-    match = _BUILT_IN.fullmatch(name)
+    match = BUILT_IN.fullmatch(name)
     if match is None:
         return name, ""
     return caller, match["call"]
@@ -400,7 +366,7 @@ def _operator_times(trace: Trace, is_communication: Bool) -> tuple[OperatorTime,
     result = []
     of_annotations = trace.annotations.take(is_communication[trace.annotations.name])
     for spans in (trace.operators, of_annotations):
-        own = _own_times(spans, _nest(spans))
+        own = _own_times(spans, nest(spans))
         for name in distinct(spans.name):
             rows = spans.name == name
             result.append(

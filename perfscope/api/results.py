@@ -31,6 +31,7 @@ from perfscope.analyzers.pipeline_steps import PipelineSteps
 from perfscope.analyzers.roofline import Roofline
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.setup import Setup
+from perfscope.analyzers.stacks import Stacks
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.stragglers.traces import Stragglers
@@ -129,6 +130,7 @@ class Results:
     late_ranks: LateRanks | Absent
     memory: MemoryUse | Absent
     timeline: JobTimeline | Absent
+    stacks: Stacks | Absent
 
     def __init__(self, names: Sequence[str], look_up: Callable[[str], AnyResult]) -> None:
         self._names = tuple(names)

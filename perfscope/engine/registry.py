@@ -181,6 +181,9 @@ BUILT_IN: tuple[Analyzer, ...] = (
         is_stored=False,
     ),
     Analyzer(
+        "stacks", "perfscope.analyzers.stacks", Reads.TRACES, needs=BASIC_EVENTS | Events.FRAMES, is_default=False
+    ),
+    Analyzer(
         "budget",
         "perfscope.analyzers.budget",
         Reads.TRACES,

@@ -137,6 +137,7 @@ _KINDS = (
     _Kind("stragglers", "Late ranks", ("late_ranks", "stragglers"), curves.draw_stragglers),
     _Kind("breakdown", "Device time", ("breakdown", "idle"), bars.draw_breakdown, ("breakdown",)),
     _Kind("host", "Host time", ("host",), bars.draw_host),
+    _Kind("stacks", "Python functions", ("stacks",), bars.draw_stacks),
     _Kind("timeline", "Timeline", ("timeline",), draw_timeline),
     _Kind("overlap", "Overlap by axis", ("overlap",)),
     _Kind("collectives", "Collectives", ("collectives",), curves.draw_collectives),
@@ -150,12 +151,12 @@ _KINDS = (
 
 
 def analyze_for_page(inputs: Inputs, plan: Plan) -> Analysis:
-    """Analyze what ``find_inputs`` read for a page: every default analyzer and the timeline.
+    """Analyze what ``find_inputs`` read for a page: every default analyzer, the timeline and the stacks.
 
     Raises:
         SourceError: No input can be read.
     """
-    return analyze_inputs(inputs, msgspec.structs.replace(plan, besides=frozenset(("timeline",))))
+    return analyze_inputs(inputs, msgspec.structs.replace(plan, besides=frozenset(("timeline", "stacks"))))
 
 
 def build_page(analysis: Analysis) -> str:

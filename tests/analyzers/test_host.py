@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers import host, timeline
+import perfscope
+from perfscope.analyzers import host, stacks, timeline
+from perfscope.engine.inputs import find_inputs
+from perfscope.engine.run import Plan
 from perfscope.errors import MissingInput
+from perfscope.page import analyze_for_page, build_page
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ALL_EVENTS, Events
 from tests.conftest import ROOT
@@ -154,8 +161,9 @@ def test_stacks_have_each_caller_once_and_callees_take_no_longer(tmp_path: Path)
         span("python_function", "<built-in function id>", 880, 881),
         span("python_function", "other.py(1): thread", 0, 1000, tid=AUTOGRAD),
     ]
-    (rank,) = host.measure(read_trace(write(tmp_path / "rank0.json", events), EVENTS)) or ()
-    assert [(frame.name, frame.depth, frame.duration_ns) for frame in rank.stacks] == [
+    rank = stacks.measure(read_trace(write(tmp_path / "rank0.json", events), EVENTS))
+    assert rank is not None
+    assert [(frame.name, frame.depth, frame.duration_ns) for frame in rank.frames] == [
         ("train.py(3): loop", 0, 900),
         ("train.py(9): load", 1, 300),
         ("built-in read", 2, 90),
@@ -184,3 +192,24 @@ def test_a_clean_loop_has_no_such_function() -> None:
     _, rank = read("loops/clean.pt.trace.json.gz")
     assert max(part.duration_ns for part in rank.outside_operators) < 0.2 * rank.total.window
     assert sum(part.duration_ns for part in rank.outside_operators) == rank.total.other
+
+
+def test_the_page_of_a_run_on_a_gpu_has_its_flame_graph(tmp_path: Path) -> None:
+    """A run of both windows, in whose window with operators the profiler recorded stacks, too."""
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "fixtures" / "light" / "gpu_bound", run)
+    (path,) = (run / "traces").glob("*.pt.trace.json.gz")
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    marks = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    first, *_ = steps = [mark for mark in marks if mark["name"].startswith("ProfilerStep")]
+    frames = [{**first, "name": "train.py(3): loop", "ts": first["ts"] - 500, "dur": 1e6}]
+    frames += [{**each, "name": "train.py(9): forward", "dur": each["dur"] / 2} for each in steps]
+    trace["traceEvents"] += [{**frame, "cat": "python_function"} for frame in frames]
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    (rank,) = perfscope.open(run).results.stacks
+    loop, forward = rank.frames
+    assert (loop.name, loop.depth, loop.duration_ns) == ("train.py(3): loop", 0, rank.window_ns)
+    assert (forward.name, forward.depth) == ("train.py(9): forward", 1)
+    assert 0.3 < forward.duration_ns / rank.window_ns < 0.7
+    page = build_page(analyze_for_page(find_inputs([run]), Plan()))
+    assert "A flame graph of 2 functions" in page

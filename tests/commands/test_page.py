@@ -83,7 +83,7 @@ def test_a_run_on_processors_shows_each_step_at_its_height_and_the_late_rank(tmp
 def test_recorded_stacks_are_a_flame_graph(tmp_path: Path) -> None:
     trace = ROOT / "fixtures" / "traces" / "loops" / "sleeping.pt.trace.json.gz"
     _, html = write(trace, "-o", tmp_path / "page.html")
-    figure = html.partition('id="host-1"')[2].partition("</figure>")[0]
+    figure = html.partition('id="stacks-0"')[2].partition("</figure>")[0]
     places = {
         name: (float(x), float(width), float(y))
         for x, y, width, name in re.findall(

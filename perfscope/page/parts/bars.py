@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
-from perfscope.analyzers.host import HostRank, HostTime
+from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.loop import Loop
 from perfscope.analyzers.memory import MemoryUse, chart_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
+from perfscope.analyzers.stacks import Stacks
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.wall_clock import WallClock
@@ -89,35 +90,37 @@ def draw_host(analysis: Analysis) -> Drawn:
     ]
     lead = f"What the hosts did in the profiled steps, from the operators in the traces. {selection.note}"
     bars_by_step = draw_bars("Host time by rank and step", "ms", [name for name, _ in shown], rows, _HOST)
-    with_stacks = [rank for rank in host.ranks if rank.stacks]
-    slowest = max(with_stacks, key=lambda rank: rank.total.other, default=None)
-    return Drawn(lead, (bars_by_step, *(() if slowest is None else (_draw_stacks(slowest),))))
+    return Drawn(lead, (bars_by_step,))
 
 
-def _draw_stacks(rank: HostRank) -> PageFigure:
-    """A flame graph: each function below its caller, as wide as it took long."""
+def draw_stacks(analysis: Analysis) -> Drawn:
+    """A flame graph of the slowest rank, or the first one: each function below its caller, as wide as it took long."""
+    stacks, loop = result_of(analysis, "stacks", Stacks), result_of(analysis, "loop", Loop)
+    assert stacks is not None
+    rank = next((rank for rank in stacks.ranks if loop is not None and rank.rank == loop.rank), stacks.ranks[0])
     spans: dict[str, list[RowSpan]] = {kind: [] for kind in _FRAMES}
     begins = [0.0]
-    shown = [frame for frame in rank.stacks if frame.depth < MOST_DRAWN]
+    shown = [frame for frame in rank.frames if frame.depth < MOST_DRAWN]
     for frame in shown:
         begins, time_ms = begins[: frame.depth + 1], frame.duration_ns / NS_PER_MS
         start = begins[-1]
         begins[-1] += time_ms
         begins.append(start)
         kind = next(kind for kind, (prefix, _) in _FRAMES.items() if frame.name.startswith(prefix))
-        tip = f"{frame.name}: {time_ms:,.2f} ms, {percent_of(frame.duration_ns, rank.total.window):.1f} %"
+        tip = f"{frame.name}: {time_ms:,.2f} ms, {percent_of(frame.duration_ns, rank.window_ns):.1f} %"
         spans[kind].append(RowSpan(frame.depth, start, start + time_ms, tip, frame.name.rpartition(" ")[2]))
     depth = 1 + max(frame.depth for frame in shown)
     chart = Chart(
         f"Python functions of the profiled steps, {rank_name(rank.rank)}",
         f"A flame graph of {len(shown)} functions of the training thread, each below its caller.",
-        Values("ms", low=0, high=rank.total.window / NS_PER_MS),
+        Values("ms", low=0, high=rank.window_ns / NS_PER_MS),
         Categories("", ("",) * depth),
         tuple(RowSpans(kind, _FRAMES[kind][1], tuple(of_kind)) for kind, of_kind in spans.items() if of_kind),
     )
     columns = (Column("Function"), Column("Depth"), Column("Time (ms)", 2))
-    rows = tuple((frame.name, frame.depth, frame.duration_ns / NS_PER_MS) for frame in rank.stacks)
-    return PageFigure((chart,), Section(chart.title, columns, rows))
+    rows = tuple((frame.name, frame.depth, frame.duration_ns / NS_PER_MS) for frame in rank.frames)
+    lead = "What the training thread was in, in the profiled steps."
+    return Drawn(lead, (PageFigure((chart,), Section(chart.title, columns, rows)),))
 
 
 _LATE = {

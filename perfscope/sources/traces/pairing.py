@@ -53,6 +53,9 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
         callers=joined(
             light.callers, *(stretch.move(operators.callers, number_of, largest_id) for stretch in stretches)
         ),
+        frames=None
+        if operators.frames is None
+        else joined(*(stretch.move(stretch.enter(operators.frames), number_of, largest_id) for stretch in stretches)),
         in_operators=_move_times(operators.in_operators, stretches),
         groups={**light.groups, **operators.groups},
         collectives=(*operators.collectives, *light.collectives),
@@ -123,6 +126,12 @@ class _Stretch(Struct, frozen=True, eq=False):
             correlation=np.full(len(inside), ABSENT, np.int64),
             external_id=self.move_ids(inside.external_id, largest_id),
         )
+
+    def enter(self, spans: HostSpans) -> HostSpans:
+        """The spans that go on in these steps, from the first of them on."""
+        inside = spans.take(spans.end_ns > self.start_ns)
+        start_ns = np.maximum(inside.start_ns, self.start_ns)
+        return replace(inside, start_ns=start_ns, duration_ns=inside.end_ns - start_ns)
 
     def _begins_inside(self, spans: HostSpans) -> Bool:
         return np.asarray((spans.start_ns >= self.start_ns) & (spans.start_ns < self.end_ns))
