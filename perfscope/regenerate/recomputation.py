@@ -192,9 +192,15 @@ def _device_token_rate(table: PublishedTable, row: PublishedRow, seq_len: int) -
     for rate in (_Q.TOKEN_RATE, _Q.DEVICE_TOKEN_RATE):
         if rate in row.problems:
             _require(row, rate)
-    if _Q.DEVICE_TOKEN_RATE in row.figures and _Q.TOKEN_RATE not in row.figures:
+    try:
+        gpus = exact_interval(_gpus(row, table.constants))
+        is_exact = _Q.TOKEN_RATE in row.figures
+    except NotComputable:
+        if _Q.DEVICE_TOKEN_RATE not in row.figures:
+            raise
+        is_exact = False
+    if _Q.DEVICE_TOKEN_RATE in row.figures and not is_exact:
         return measured_interval(row.figures[_Q.DEVICE_TOKEN_RATE])
-    gpus = exact_interval(_gpus(row, table.constants))
     if _Q.TOKEN_RATE in row.figures:
         tokens = measured_interval(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:

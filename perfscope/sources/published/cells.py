@@ -62,7 +62,11 @@ def leading_number(cell: Cell) -> PrintedFigure | None:
 
 
 def without_footnotes(cell: Cell) -> Cell:
-    """The cell without the marks of footnotes at its end: ``661[^note]``, ``661<sup>1</sup>``."""
+    """The cell without the marks of footnotes at its end: ``661[^note]``, ``661<sup>1</sup>``; of a link, its text."""
+    link = re.fullmatch(r"\[(?P<text>[^\]]+)\]\([^)]*\)", cell.text)
+    if link:
+        start = cell.span.start + 1
+        return Cell(link["text"], TextSpan(cell.span.line, start, start + len(link["text"])))
     marks = _FOOTNOTES.search(cell.text)
     if marks is None:
         return cell

@@ -41,11 +41,12 @@ _T = TypeVar("_T")
 
 
 class Names(NamedTuple):
-    """What can name a subject: cells by what their column names, an option's GPU, and headings, the nearest first."""
+    """What can name a subject: cells by what their column names, an option's GPU, headings (nearest first), the row."""
 
     cells: Mapping[str, str]
     gpu: Gpu | None
     headings: Sequence[str]
+    row: str = ""
 
 
 def find_subject(names: Names) -> Subject:
@@ -57,7 +58,7 @@ def find_subject(names: Names) -> Subject:
         gpu=_find_gpu(names, unknown),
         dtype=_find_dtype(names, unknown),
         recomputes=recomputes not in _NO if recomputes else None,
-        about=" ".join((*names.cells.values(), *names.headings)),
+        about=" ".join((names.row, *names.headings)),
         unknown=unknown,
     )
 
@@ -65,18 +66,19 @@ def find_subject(names: Names) -> Subject:
 def _find_model(names: Names, unknown: dict[str, str]) -> ModelDescription | None:
     """The first text that names a model, or a size, decides."""
     cell = names.cells.get(MODEL, "")
-    for text in (cell,) if cell else names.headings:
+    for place, text in enumerate((cell,) if cell else names.headings):
         words = _WORD.findall(text)
         found = dict(_scan(words, _LONGEST_MODEL, _find_preset))
         inside = {place for start, end in found for place in range(start, end)}
         sizes = [word for place, word in enumerate(words) if place not in inside and _SIZE.fullmatch(word)]
         if len(found) + len(sizes) > 1:
-            unknown[MODEL] = f"{text!r} names several models"
+            unknown[MODEL] = f"{text!r} names no model that is known, or several"
             return None
         if found:
             return next(iter(found.values()))
         if sizes or cell:
-            model = _find_in_family(sizes[0], names.headings) if sizes else None
+            above = names.headings if cell else names.headings[place + 1 :]
+            model = _find_in_family(sizes[0], above) if sizes else None
             unknown |= {} if model else {MODEL: f"the model {text!r} is not known by its name"}
             return model
     unknown[MODEL] = "no cell and no heading names a known model"

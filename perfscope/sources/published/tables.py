@@ -341,6 +341,7 @@ _ABSENT = frozenset(
         "",
         "-",
         "--",
+        "–",
         "—",
         "n/a",
         "na",
@@ -555,11 +556,12 @@ def _find_subject(
     """What the row is about; a size in the name of its model is no exact number of parameters."""
     named: dict[str, str] = {}
     for column, cell in zip(row.columns, usable, strict=False):
-        name = column.names or (GPU if column.quantity is _Q.GPUS and re.search(r"[A-Za-z]", cell.text) else None)
-        if name and cell.text.lower() not in _ABSENT:
+        name = column.names or (GPU if column.quantity is _Q.GPUS else None)
+        is_number = name == GPU and not re.search(r"[A-Za-z]", cell.text)
+        if name and not is_number and cell.text.lower() not in _ABSENT:
             named[name] = f"{named.get(name, '')} {_simplify_link(cell.text)}".strip()
     nearest = (row.cells[0].text, row.grid.headings[0].text) if row.grid.is_transposed else ()
-    subject = find_subject(Names(named, gpu, (*nearest, *row.grid.above)))
+    subject = find_subject(Names(named, gpu, (*nearest, *row.grid.above), " ".join(cell.text for cell in row.cells)))
     size = figures.get(_Q.PARAMETERS)
     if subject.model is None or size is None:
         return subject
