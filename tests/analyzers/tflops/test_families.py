@@ -38,6 +38,7 @@ PUBLISHED = [
     ("Qwen3_235B_a22B", 4096, 1306, 8816, "megatron_core", f"{_SUMMARY}, 26.08"),
     ("LLAMA3.1_70B", 131072, 897.94, 963.03, "megatron_core", "AI-Hypercomputer/tpu-recipes 0797d9c"),
     ("mpt-70b", 2048, 408, 1007, "palm", "mosaicml/llm-foundry 8c8dd48, scripts/train/benchmarking/README.md"),
+    ("Grok 1 314b", 8192, 0.4109 * 989 * 512, 399191, "megatron_core", "NVIDIA/dgxc-benchmarking 8f5cbb3, grok1"),
     # Sequences of SQuAD are short, so that attention is below 1 %.
     ("LLAMA3_70B,lora --lengths 200", 4096, 278.09, 1000, "megatron_core", f"{_ARCHIVE}, 26.06, LoRA"),
     ("LLAMA3_70B", 4096, 433.1, 1000, "megatron_core", f"{_ARCHIVE}, 26.06, SFT"),
