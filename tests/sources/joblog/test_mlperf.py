@@ -77,6 +77,15 @@ def test_gpus_of_a_platform(name: str, gpus: int | None, gpu: str | None) -> Non
     assert (platform.gpus, platform.gpu) == (gpus, gpu)
 
 
+@pytest.mark.parametrize("name", ["mlperf-405b", "mlperf-8b-amd"])
+def test_ranks_that_all_print_count_once(tmp_path: Path, name: str) -> None:
+    lines = (EXCERPTS / f"{name}.log").read_text().splitlines(keepends=True)
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"{rank}: {line}" for line in lines for rank in range(4)))
+    alone, together = summarize(EXCERPTS / f"{name}.log"), summarize(path)
+    assert (together.iterations, together.times, together.benchmark) == (alone.iterations, alone.times, alone.benchmark)
+
+
 @pytest.mark.parametrize("status", ['"aborted"', "7"])
 def test_a_run_without_success_says_so(tmp_path: Path, status: str) -> None:
     assert not summarize(PUBLISHED).flags

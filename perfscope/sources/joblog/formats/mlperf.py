@@ -12,7 +12,7 @@ the time from ``run_start`` to ``run_stop``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -55,11 +55,10 @@ class _Event(msgspec.Struct):
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The record of a block that has not ended, when the run began, and the last throughput."""
+    """By rank, the record of a block that has not ended; when the run began."""
 
-    block: tuple[str, Record, bytes | None] | None = None
+    blocks: dict[bytes | None, tuple[str, Record]] = field(default_factory=dict)
     began_ms: int | None = None
-    last_throughput: float | None = None
 
 
 def _on_event(state: _State, line: LineMatch) -> None:
@@ -72,7 +71,7 @@ def _on_event(state: _State, line: LineMatch) -> None:
         if count is not None:
             state.log.set_fact(_SETTINGS[event.key], count, "log")
     elif event.key in ("block_start", "run_stop"):
-        _end_block(state, event.metadata)
+        _end_block(state, line.label, event.metadata)
     if event.key == "tracked_stats" and isinstance(event.value, dict):
         _on_stats(state, line.label, event.value, event.metadata)
     elif event.key == "throughput":
@@ -140,21 +139,19 @@ def _on_stats(state: _State, label: bytes | None, stats: Mapping[str, Any], meta
         record.iteration = _number_of(state, metadata, is_in_tokens=of_gpt3 is not None)
         state.log.add(STEP, record, label, stated_interval=1)
     elif seconds or speed:
-        if not seconds and speed == state.last_throughput and state.block is None:
-            return  # BERT logs it twice
-        _end_block(state, {})
-        record = Record(samples_per_s=speed, wall_ns=round(seconds * NS_PER_S) if seconds else None)
-        state.block = (BLOCK if seconds else THROUGHPUT, record, label)
-        state.last_throughput = speed
+        record = Record(wall_ns=round(seconds * NS_PER_S) if seconds else None, samples_per_s=speed)
+        block = BLOCK if seconds else THROUGHPUT, record
+        if state.blocks.get(label) != block:  # BERT logs it twice
+            _end_block(state, label, {})
+            state.blocks[label] = block
 
 
-def _end_block(state: _State, metadata: Mapping[str, Any]) -> None:
+def _end_block(state: _State, label: bytes | None, metadata: Mapping[str, Any]) -> None:
     """Give the record of a block the number of its last step, which the next event states."""
-    if state.block is not None:
-        source, record, label = state.block
+    source, record = state.blocks.pop(label, ("", None))
+    if record is not None:
         record.iteration = _count(metadata.get("step")) or _number_of(state, metadata)
         state.log.add(source, record, label, covers_gaps=record.iteration is not None)
-        state.block = None
 
 
 def _number_of(state: _State, metadata: Mapping[str, Any], *, is_in_tokens: bool = False) -> int | None:
@@ -183,7 +180,8 @@ def _set_number(state: _State, name: str, value: object) -> None:
 
 def _close(state: _State) -> None:
     log = state.log
-    _end_block(state, {})
+    for label in tuple(state.blocks):
+        _end_block(state, label, {})
     if STEP in log.series:  # blocks contain the slow first step
         log.series = {STEP: log.series[STEP]}
     if THROUGHPUT in log.series:
