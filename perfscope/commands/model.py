@@ -48,7 +48,6 @@ _NUMBERS = (
 )  # fmt: skip
 _MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
 _FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0), "lora": ("lora", 1)}
-_LORA = "every weight is counted as trained, but LoRA computes no gradients of frozen weights"
 _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
 
 
@@ -232,8 +231,7 @@ def choose_logged_model(log: JobLog) -> ModelChoice | None:
     named = log.fact("model")
     preset = find_preset(str(named.value)) if named else None
     if preset is not None:
-        notes = () if log.fact("trained") is None else (_LORA,)
-        return _choose(preset._replace(notes=(*preset.notes, *notes)))
+        return _choose(_complete(preset, {"lora": 1} if log.fact("trained") else {}))
     if model is not None:
         return _choose(ModelDescription(model, f"the arguments in {log.path}"), setup.parameters)
     if setup.parameters is None:
