@@ -5,14 +5,21 @@ Text is read so that writing it gives the same bytes.
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
+from perfscope.constants import MIB
 from perfscope.errors import SourceError
 
+#: gzip cannot exceed 1032:1; traces reach 25:1, snapshots 40:1. A file far above that would fill the memory.
+LARGEST_RATIO = 200
+#: No file of records is larger when it is compressed.
+_MOST_INFLATED = 256 * MIB
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
@@ -47,6 +54,18 @@ def read_regular(path: Path) -> bytes:
     """All bytes of a regular file, else ``OSError``."""
     with open_regular(path) as file:
         return file.read()
+
+
+def read_compressed(path: Path) -> bytes:
+    """What a gzip file of records holds, else ``OSError``: it is cut off, or inflates to more than such files do."""
+    try:
+        with open_regular(path) as file:
+            content = gzip.GzipFile(fileobj=file).read(_MOST_INFLATED + 1)
+    except (EOFError, zlib.error) as error:
+        raise OSError(0, str(error), os.fspath(path)) from None
+    if len(content) > _MOST_INFLATED:
+        raise OSError(0, "it inflates to more than any file of records", os.fspath(path))
+    return content
 
 
 def read_text(path: Path) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|(^|[_.-])pass$|credential|auth|bearer|cookie|jwt|signature|private|key(_?id)?$"
+    r"token|secret|passw|passphrase|passcode|pswd|((^|[_.-])|db|user|root|admin)pass$|credential|auth|bearer|cookie|jwt"
+    r"|signature|private|webhook|hmac|key(_?id)?$|(^|[_.-])(dsn|otp|psk)$"
     r"|(^|[_.-])(pw|pwd|pat|sas|sig|login|conn(ection)?([_-]?str(ing)?)?)$"
     r"|(^|[_.-])key([_.-]|$)|(api|access|secret|private|ssh|license|encryption)[_-]?key",
     re.I,
@@ -17,21 +18,33 @@ _SECRET_NAME = re.compile(
 #: words are short, or of letters of one case, where a token holds a long part of letters and digits, or of both cases.
 _RANDOM_PART = r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*(?:[0-9][A-Za-z]|[A-Za-z][0-9]|[a-z][A-Z]))[A-Za-z0-9]{12}"
 _SECRET_VALUE = re.compile(
-    rf"\b((?:sk-|gh[oprsu]_|github_pat_|xox[abeprs]-|glpat-|wandb_|npm_|pypi-|dckr_pat_)(?=[\w-]*?{_RANDOM_PART})[\w-]+"
-    r"|hf_(?!transformers)[A-Za-z0-9]{12,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}"
-    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
+    r"\b((?:sk-|[rs]k_(?:live|test)_|gh[oprsu]_|github_pat_|xox[abeprs]-|xapp-|gl(?:pat|ptt|dt)-|wandb_|npm_|pypi-|dckr_pat_"
+    r"|nvapi-|gsk_|r8_|hv[bs]\.|shpat_|ya29\.|GOCSPX-|SG\.|dop_v1_|lin_api_|ntn_|sbp_|xai-|pplx-|tskey-|AIza|dapi)"
+    rf"(?=[\w.-]*?{_RANDOM_PART})[\w.-]+"
+    r"|hf_(?!transformers)[A-Za-z0-9]{12,}|api_org_[A-Za-z]{12,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}(?:[\s:,]+[A-Za-z0-9/+]{40}\b)?"
+    r"|AIza[A-Za-z0-9_-]{30,}|dapi[0-9a-f]{32}"
+    r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*|[A-Za-z0-9_-]{32,}=*))"
 )
-_URL_USER = re.compile(r"((?<!\w)\w+://)[^/\s@]+@")
-#: A signed URL carries its key in its query.
-_URL_QUERY = re.compile(r"((?<!\w)\w+://[^\s?\"']*\?)[^\s\"']+")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*-----|$)", re.DOTALL)
+_URL_USER = re.compile(r"((?<!\w)\w+://|(?<![\w/.:@-])(?=[\w.+-]+:[^/\s@]+@\w))[^/\s@]+@")
+#: A signed URL carries its key in its query, a webhook in its path.
+_URL_QUERY = re.compile(r"((?<!\w)\w+://[^\s?#\"']*[?#])[^\s\"']+")
+_URL_HOOK = re.compile(
+    r"(\bhooks\.slack\.com/|\bapi\.telegram\.org/bot|\w+://[^\s\"']*?webhook\w*[^\s/\"']*/)[^\s\"']+"
+)
 #: One of several settings in a value, as in ``AccountName=a;AccountKey=b``.
 _SETTING = re.compile(r"(?<=[;&=])([\w.-]+)=([^\s;&\"']+)")
-_AUTHORIZATION = re.compile(r"\b(?:bearer|basic)\s+[^\s\"']+|(?<=authorization:)\s*\w+\s+[^\s\"']+", re.I)
-#: ``NAME="some words"`` in a line of a shell.
-_QUOTED_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)=("[^"]*"|'[^']*')""")
+_AUTHORIZATION = re.compile(
+    r"\b(?:bearer|basic)\s+[^\s\"']+|(?<=authorization:)[^\"'\n]+|(?<=cookie:)[^\"'\n]+|\blogin \S+ password \S+", re.I
+)
+#: ``NAME="some words"`` in a line of a shell, and ``name = value`` in TOML.
+_QUOTED_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)(?:=(?=["'])| *= +)("[^"]*"|'[^']*'|[^\s"',]+)""")
 #: ``"name": "value"``, as in an argument that holds JSON or YAML; a long word is searched once, from its beginning.
-_NAMED_VALUE = re.compile(r"""(["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
+_NAMED_VALUE = re.compile(r"""(\\?["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
+#: What follows one of these words, or a key of AWS, is a secret where it looks like ``user:password`` or a long key.
+_LOGINS = {"-u", "--user", "--proxy-user", "login", "--relogin"}
+_LOGIN = re.compile(r"[^:/\s]+:\S+|(?:[A-Za-z0-9_]{32,}|[A-Za-z0-9/+]{40})\W*")
 #: Long, and about the container image instead of the run.
 _OMITTED_VARIABLES = {"NVIDIA_REQUIRE_CUDA"}
 #: A longer word says nothing about a run's speed, and searching it for secrets would delay the start of the training.
@@ -69,9 +82,11 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
     """
     redacted = []
     value_is_secret = False
+    before = ""
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        if value_is_secret and not argument.startswith("--"):
+        is_login = before in _LOGINS or before.startswith(("AKIA", "ASIA"))
+        if (is_login and _LOGIN.fullmatch(argument)) or (value_is_secret and not argument.startswith("--")):
             redacted.append(REDACTED)
         elif len(argument) > _LONGEST_CHARACTERS:
             redacted.append(f"[{len(argument)} characters]")
@@ -82,6 +97,7 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
         else:
             redacted.append(redact_value(argument))
         value_is_secret = argument.startswith("-") and not equals and _is_secret_name(name)
+        before = argument
     return redacted
 
 
@@ -104,8 +120,10 @@ def redact_text(text: str) -> str:
 
 def redact_value(value: str) -> str:
     """Replace users in URLs, what looks like an access token, and values whose name says that they are secret."""
+    value = _PRIVATE_KEY.sub(REDACTED, value)
     value = _URL_USER.sub(rf"\1{REDACTED}@", value)
-    value = _URL_QUERY.sub(rf"\1{REDACTED}", value)
+    for part in (_URL_QUERY, _URL_HOOK):
+        value = part.sub(rf"\1{REDACTED}", value)
     value = _AUTHORIZATION.sub(REDACTED, value)
     for settings in (_SETTING, _QUOTED_VALUE):
         value = settings.sub(

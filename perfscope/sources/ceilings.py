@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from perfscope.errors import SourceError
+from perfscope.files import read_regular
 from perfscope.tables.ceiling import Ceiling, CollectiveRate, MemoryRate, ProductRate
 
 SCHEMA = "perfscope/ceiling/1"
@@ -50,7 +51,7 @@ def read_ceiling(path: Path) -> Ceiling:
         SourceError: The file cannot be read, or is something else.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
     return parse_ceiling(path, content)

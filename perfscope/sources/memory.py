@@ -21,7 +21,7 @@ import numpy as np
 
 from perfscope.constants import GIB, MIB
 from perfscope.errors import SourceError
-from perfscope.files import open_regular
+from perfscope.files import LARGEST_RATIO, open_regular
 from perfscope.sources.pickles import LARGEST_SIZE, PickleDamage, PlainUnpickler
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import (
@@ -46,8 +46,6 @@ from perfscope.wire.memory import (
 _HINT = "write it with torch.cuda.memory._dump_snapshot(), or record with `perfscope profile --memory`"
 _GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_BYTES = 4 * GIB
-#: gzip makes snapshots up to 40 times smaller.
-_MOST_COMPRESSED = 250
 _LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 _NO_STACK = -1
 #: All blocks and segments are gone through for each device.
@@ -125,7 +123,7 @@ def _read_content(path: Path) -> bytes:
             is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             file.seek(0)
             stream = gzip.GzipFile(fileobj=file) if is_compressed else file
-            most = min(_LARGEST_BYTES, _MOST_COMPRESSED * os.fstat(file.fileno()).st_size)
+            most = min(_LARGEST_BYTES, LARGEST_RATIO * os.fstat(file.fileno()).st_size)
             content = stream.read(most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise SourceError(path, "is cut off") from None

@@ -18,6 +18,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import SourceError
+from perfscope.files import read_regular
 from perfscope.sources.pickles import LARGEST_PICKLE, MOST_DIMENSIONS, PickleDamage, PlainUnpickler
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import read_rank_record, read_records
@@ -50,7 +51,7 @@ def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
     try:
         if path.stat().st_size > LARGEST_PICKLE:
             raise SourceError(path, f"has more than {LARGEST_PICKLE:,} bytes: it is no dump of the Flight Recorder")
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
     try:
@@ -401,7 +402,7 @@ def _read_deaths(folder: Path) -> tuple[dict[tuple[int, int], Death], list[Kerne
 
 def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
     for file in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        for line in file.read_bytes().splitlines():
+        for line in _read_bytes(file).splitlines():
             try:
                 fields = json.loads(line)
             except (ValueError, RecursionError):
@@ -412,14 +413,21 @@ def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
 
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
 
 def _read_text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
+    return _read_bytes(path).decode(errors="replace")
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError:
+        return b""
 
 
 def _last_step(folder: Path) -> int:

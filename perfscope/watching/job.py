@@ -19,7 +19,7 @@ from perfscope.analyzers.mfu import analyze as analyze_mfu
 from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.constants import NS_PER_S
 from perfscope.errors import PerfscopeError, SourceError
-from perfscope.files import open_regular
+from perfscope.files import open_regular, read_regular
 from perfscope.hooks.config import Config
 from perfscope.hooks.watch.watch import publish
 from perfscope.sources.runs.folder import is_run
@@ -265,7 +265,7 @@ class WatchedJob:
                 gpus = [msgspec.structs.replace(gpu, host=host) for gpu in first.gpus]
                 self._samples[host] = _Samples(path, first.t_ns, gpus, gpus)
         try:
-            status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
+            status = msgspec.json.decode(read_regular(self.path / wire.RUN_FILE)).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None
         except (OSError, *DAMAGE, AttributeError):
             return
@@ -275,7 +275,7 @@ class WatchedJob:
         asked = {}
         for path in sorted((self.path / incidents.CONTROL_FOLDER).glob(f"{requests.WINDOW_PREFIX}*")):
             with suppress(OSError, ValueError):
-                asked[path.name] = requests.WindowRequest.from_json(path.read_bytes())
+                asked[path.name] = requests.WindowRequest.from_json(read_regular(path))
         return asked
 
     def publish(self, name: str, request: requests.WindowRequest) -> bool:

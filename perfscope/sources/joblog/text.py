@@ -19,6 +19,7 @@ from isal import igzip, igzip_lib
 
 from perfscope.constants import NS_PER_S, S_PER_MINUTE
 from perfscope.errors import SourceError
+from perfscope.files import LARGEST_RATIO
 
 BLOCK = 1 << 21
 
@@ -72,8 +73,8 @@ def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
         return
     raw.seek(0)
     with igzip.open(raw, "rb") as inflated:
-        chunk = b""
-        while True:
+        chunk, inflated_bytes = b"", 0
+        while inflated_bytes <= LARGEST_RATIO * max(raw.tell(), size):
             is_first = not chunk
             try:
                 chunk = inflated.read(size)
@@ -83,7 +84,9 @@ def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
                 return
             if not chunk:
                 return
+            inflated_bytes += len(chunk)
             yield chunk
+    raise SourceError(path, f"inflates to more than {LARGEST_RATIO} times its size: it is no log")
 
 
 def _decode(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:

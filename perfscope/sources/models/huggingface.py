@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from perfscope.errors import SourceError, UsageError
+from perfscope.files import read_regular
 from perfscope.models.parameter_counts import joining_parameters
 from perfscope.models.transformer import (
     GATED_MATRICES,
@@ -218,7 +219,7 @@ def read_config(path: Path) -> ModelDescription:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(read_regular(file))
     except OSError as error:
         raise SourceError(file, f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):

@@ -6,8 +6,7 @@ compressed: ``HOST.jsonl.gz``, ``HOST.1.jsonl.gz``.
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 
 from perfscope import wire
-from perfscope.files import open_regular
+from perfscope.files import open_regular, read_compressed
 from perfscope.sources.runs.records import DAMAGE, require_possible
 from perfscope.tables.columns import Int64, MaskedInt64, join, masked
 from perfscope.tables.gpus import GpuSamples
@@ -177,14 +176,14 @@ def _lines(path: Path, damage: list[str]) -> Iterator[SampleLine]:
     if not path.exists() and path.suffix != _COMPRESSED:
         path = path.with_name(path.name + _COMPRESSED)  # it was compressed after it was listed
     try:
-        with open_regular(path) as plain, gzip.open(plain) if path.suffix == _COMPRESSED else plain as file:
+        with io.BytesIO(read_compressed(path)) if path.suffix == _COMPRESSED else open_regular(path) as file:
             for line in file:
                 try:
                     require_possible(line)
                     yield decode(line)
                 except DAMAGE:
                     damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
-    except (OSError, EOFError, zlib.error):
+    except OSError:
         damage.append(f"{wire.NVML_FOLDER}/{path.name}{_UNREADABLE}")
 
 

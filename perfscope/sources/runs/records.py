@@ -5,9 +5,7 @@ Hooks write full lines, but a killed process or a full disk can leave half a lin
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +14,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.constants import MOST_RANKS
-from perfscope.files import read_regular
+from perfscope.files import read_compressed, read_regular
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
@@ -80,9 +78,8 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
         return []
     records = []
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == _COMPRESSED else content
-    except (OSError, EOFError, zlib.error):
+        content = read_compressed(path) if path.suffix == _COMPRESSED else read_regular(path)
+    except OSError:
         damage.append(f"{path.parent.name}/{path.name}: cannot be read")
         return []
     lines, is_suspect = content.split(b"\n"), _LONG_NUMBER.search(content)

@@ -13,6 +13,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import SourceError
+from perfscope.files import read_regular
 from perfscope.sources.memory import find_histories, read_histories
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
@@ -252,8 +253,8 @@ def _read_object(path: Path, damage: list[str]) -> dict[str, object]:
         damage.append(f"{path.name} is missing")
         return {}
     try:
-        fields = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        fields = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
         damage.append(f"{path} is not complete JSON")
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -13,6 +13,7 @@ from isal import isal_zlib
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
+from perfscope.files import LARGEST_RATIO
 from perfscope.sources.stores.location import describe, failures
 from perfscope.sources.stores.reading import AHEAD_BYTES
 from perfscope.sources.traces.files import open_trace
@@ -25,8 +26,6 @@ _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 READ_BYTES = 64 * KIB
 _CAREFUL_BYTES = 512
 _LARGEST_KEPT_BYTES = 31 * MIB
-#: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
-LARGEST_RATIO = 250
 
 
 def read_blocks(path: str, damage: list[str], ahead_bytes: int = AHEAD_BYTES) -> Iterator[bytes]:
