@@ -15,15 +15,17 @@ from perfscope.commands.model import ModelChoice, Peak
 from perfscope.commands.plan.calculation import estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
-from perfscope.commands.plan.report import LIKELY
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.models.hardware import Gpu
 from perfscope.models.transformer import Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
 from perfscope.tables.columns import Int64
 from perfscope.tables.step_time import StepSetup
+from perfscope.units import format_count
 
 _TITLE = "Configurations, fastest first"
+#: The least probability that a listed configuration fits.
+_LIKELY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Configuration:
     """
 
     memory: MemoryEstimate
+    fit_probability: float
     setup: StepSetup
     terms_ns: Int64
     error: float
@@ -84,25 +87,23 @@ def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transfor
     calibration = Calibration(measured.rows)
     checked = check_each_by_others(measured.rows) if measured.rows else None
     layouts = list(possible_batches(inputs, shape, gbs))
-    fitting = [
-        memory
-        for layout in layouts
-        if (memory := estimate_layout(inputs, choice, shape, peak.dtype, layout)).fit_probability(gpu.memory_bytes)
-        >= LIKELY
-    ]
+    estimates = [estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in layouts]
+    likely = [(memory, memory.fit_probability(gpu.memory_bytes)) for memory in estimates]
+    fitting = [(memory, probability) for memory, probability in likely if probability >= _LIKELY]
     notes = tuple(f"not used to calibrate: {reason}" for _, reason in measured.refused)
     if not fitting:
         return Ranking((), len(layouts), calibration, checked, notes)
-    setups = [to_setup(inputs, memory.layout, shape, gpu, peak.dtype) for memory in fitting]
+    setups = [to_setup(inputs, memory.layout, shape, gpu, peak.dtype) for memory, _ in fitting]
     prediction = calibration.predict(setups)
     name = ConventionName.SIX_N if choice.transformer is None else ConventionName.MEGATRON_CORE
     flops = (find_convention(inputs, choice, name).flops_per_token or 0) * setups[0].tokens
     best: dict[tuple[int, ...], Configuration] = {}
     for index in np.argsort(prediction.seconds, kind="stable"):
-        layout = fitting[index].layout
+        memory, probability = fitting[index]
+        layout = memory.layout
         mfu = flops / prediction.seconds[index] / inputs.gpus / (gpu.peak_tflops(peak.dtype) * TERA)
         terms = prediction.times.terms[:, index]
-        one = Configuration(fitting[index], setups[index], terms, float(prediction.error[index]), float(mfu))
+        one = Configuration(memory, probability, setups[index], terms, float(prediction.error[index]), float(mfu))
         best.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert), one)
     return Ranking(tuple(best.values()), len(layouts), calibration, checked, notes)
 
@@ -151,15 +152,12 @@ def _describe(one: Configuration) -> str:
     return ", ".join((*words, f"ZeRO {layout.zero}", f"micro-batch {layout.micro_batch}"))
 
 
-_LAYOUT = ("TP", "PP", "Virtual", "CP", "EP", "DP", "ZeRO", "Micro-batch", "Checkpointing")
-_FIGURES = (
-    "Step (s)",
-    "90 % interval (s)",
-    "Tokens/s/GPU",
-    "MFU (%)",
-    "Bubble (%)",
-    "Communication (%)",
-    "Memory (GB)",
+_COLUMNS = (
+    *map(Column, ("TP", "PP", "Virtual", "CP", "EP", "DP", "ZeRO", "Micro-batch", "Checkpointing")),
+    Column("Step (s)", 3),
+    Column("Interval (s)"),
+    Column("Tokens/s/GPU", 0),
+    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Memory (GB)", "Fits (%)", "Longest beside products")),
 )
 
 
@@ -170,12 +168,13 @@ def _list_section(ranking: Ranking) -> Section:
     stack = stack_of(first.setup)
     source = f"Constants: {stack.name}, measured there on rows that did not fit them. Other software can take longer."
     if ranking.calibration.rows:
-        source = f"Calibrated by {len(ranking.calibration.rows)} measured steps, from the constants of {stack.name}."
+        rows = format_count(len(ranking.calibration.rows), "measured step")
+        source = f"Calibrated by {rows}, from the constants of {stack.name}."
     elif not stack.is_measured:
         source = f"Not calibrated: no such training is published. Constants: {stack.name}, by the ratio of the peaks."
     notes = [
         f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
-        f"They fit with a probability of {100 * LIKELY:.0f} % or more, and split along the sequence where TP splits.",
+        "They fit more probably than not, and split along the sequence where TP splits.",
         "The interval holds nine of ten steps. Communication is what no computation hides.",
         source,
         *ranking.notes[:MOST_ROWS],
@@ -185,10 +184,7 @@ def _list_section(ranking: Ranking) -> Section:
             f"Each measured step predicted from the others: {percent(ranking.checked.median):.1f} % off in the median, "
             f"90 % within {percent(ranking.checked.p90):.1f} %."
         )
-    decimals = {"Step (s)": 3}
-    headings = (*_LAYOUT, *_FIGURES, "Longest beside products")
-    columns = tuple(Column(heading, decimals.get(heading, 1)) for heading in headings)
-    return Section(_TITLE, columns, tuple(map(_to_row, ranking.configurations[:MOST_ROWS])), tuple(notes))
+    return Section(_TITLE, _COLUMNS, tuple(map(_to_row, ranking.configurations[:MOST_ROWS])), tuple(notes))
 
 
 def _to_row(one: Configuration) -> Row:
@@ -202,11 +198,12 @@ def _to_row(one: Configuration) -> Row:
         str(layout.checkpointing),
         one.seconds,
         f"{low:.3g} to {high:.3g}",
-        round(setup.tokens / one.seconds / setup.gpus),
+        setup.tokens / one.seconds / setup.gpus,
         percent(one.mfu),
         percent(one.share([BUBBLE])),
         percent(one.share(COMMUNICATION)),
         one.memory.total / GB,
+        percent(one.fit_probability),
         f"{limit}, {100 * share:.0f} %",
     )
 
@@ -230,6 +227,7 @@ def _to_data(one: Configuration) -> dict[str, Json]:
         "mfu": one.mfu,
         "terms_ns": {name: int(value) for name, value in zip(TERMS, one.terms_ns, strict=True)},
         "total_bytes": one.memory.total,
+        "fit_probability": one.fit_probability,
         "limit": one.limit[0],
     }
 

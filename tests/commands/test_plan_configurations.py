@@ -1,0 +1,98 @@
+"""``perfscope plan`` with a batch: the configurations that fit, fastest first, and their calibration."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analyzers.tflops.making import answer, ask, refused
+from tests.conftest import ROOT
+
+TABLE = ROOT / "fixtures" / "published" / "step_times.csv.gz"
+#: NVIDIA's own configuration of Llama 3.1 70B on 64 H100 (dgxc-benchmarking 8f5cbb3): 14.61 s a step.
+LLAMA = ("plan", "--model", "llama3-70b", "--gpus", 64, "--gpu", "h100-sxm", "--seq-len", 8192, "--gbs", 128)
+NVIDIA = ("--tp", 4, "--pp", 4, "--cp", 2, "--virtual-stages", 5, "--micro-batch", 1, "--zero", 1)
+GPT = ("plan", "--model", "layers=12,hidden=2048,heads=16,vocab=50304,tied", "--gpus", 4, "--gpu", "h200-sxm")
+TYPED = ("--seq-len", 1024, "--gbs", 64, "--micro-batch", 8, "--tp", 1, "--pp", 1, "--checkpointing", "none")
+
+
+def test_the_layout_that_nvidia_chose_is_the_fastest_and_takes_what_it_measured() -> None:
+    found = answer(*LLAMA)["configurations"]
+    assert [found[0][degree] for degree in ("tp", "pp", "cp", "zero", "micro_batch")] == [4, 4, 2, 1, 1]
+    assert [one["step_s"] for one in found] == sorted(one["step_s"] for one in found)
+    (own,) = answer(*LLAMA, *NVIDIA, "--checkpointing", "none")["configurations"]
+    assert own["step_s"] == pytest.approx(14.61, rel=0.05)
+    assert own["interval_s"][0] < 14.61 < own["interval_s"][1]
+    assert own["mfu"] == pytest.approx(0.5452 * 14.61 / own["step_s"], rel=0.08)  # by NVIDIA's own count of operations
+
+
+def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
+    found = answer(*LLAMA, "--tp", 8, "--zero", 1)["configurations"]
+    assert {(one["tp"], one["zero"]) for one in found} == {(8, 1)}
+    for one in found:
+        assert one["tp"] * one["pp"] * one["cp"] * one["dp"] == 64
+        assert one["dp"] * one["micro_batch"] * one["micro_batches"] == 128
+        assert sum(one["terms_ns"].values()) == pytest.approx(one["step_s"] * 1e9, abs=1)
+    text = ask(*LLAMA, "--tp", 8, "--why").stdout
+    assert "; fastest with TP 8, " in text.splitlines()[0]
+    assert "tensor-parallel communication" in text
+    assert "NVIDIA/dgxc-benchmarking" in text
+
+
+def test_a_measured_run_is_met_and_moves_its_neighbours(tmp_path: Path) -> None:
+    """The run of DeepSpeed on four H200 took 164.1 ms; the constants of NeMo alone are 23 % off."""
+    run = ROOT / "fixtures" / "runs" / "h200_zero1"
+    before = answer(*GPT, *TYPED, "--zero", 1)["configurations"][0]["step_s"]
+    after = answer(*GPT, *TYPED, "--zero", 1, "--calibrate", run)["configurations"][0]
+    assert before == pytest.approx(0.164, rel=0.3)
+    assert after["step_s"] == pytest.approx(0.1641, rel=0.02)
+    low, high = after["interval_s"]
+    assert high / low < 1.15
+    wide = answer(*GPT, *TYPED[:4], "--micro-batch", 1, "--zero", 1, "--calibrate", run)["configurations"][0]
+    assert wide["interval_s"][1] / wide["interval_s"][0] > high / low
+
+
+def test_a_log_calibrates_and_what_states_too_little_is_refused() -> None:
+    log, other = (
+        ROOT / "fixtures" / "logs" / f"{name}_h200.log" for name in ("deepspeed_pp4", "megatron_core_tp2_pp2")
+    )
+    words = ("--seq-len", 1024, "--gbs", 32, "--micro-batch", 4, "--pp", 4, "--checkpointing", "none")
+    assert "Calibrated by 1 measured step, from" in ask(*GPT, *words, "--calibrate", log).stdout
+    assert "states no number of GPUs" in refused(*GPT, *words, "--calibrate", other, code=1)
+
+
+def test_what_was_never_measured_says_so_and_has_a_wide_interval() -> None:
+    words = ("plan", "--gpus", 64, "--seq-len", 4096, "--gbs", 256)
+    for what in (("--model", "llama3-8b", "--gpu", "b200-sxm"), ("--model", "mixtral-8x7b", "--gpu", "h100-sxm")):
+        first = answer(*words, *what)["configurations"][0]
+        assert first["interval_s"][1] / first["step_s"] == pytest.approx(1.5)
+        assert "Not calibrated" in ask(*words, *what).stdout
+
+
+def test_a_table_of_ones_own_is_judged_and_calibrates(tmp_path: Path) -> None:
+    lines = list(csv.reader(gzip.decompress(TABLE.read_bytes()).decode().splitlines()))
+    own = [lines[0], *(line for line in lines[1:] if line[0] == "dgxc" and line[3:5] == ["80", "8192"])]
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join(",".join(line) for line in own))
+    document: dict[str, Any] = answer("plan", "--calibrate", path)
+    (source,) = document["sources"]
+    assert source["calibrated"]["median"] < 0.03
+    assert "measured step predicted from the others" in ask(*LLAMA, *NVIDIA, "--calibrate", path).stdout
+    path.write_text("gpu,gpus\nh100-sxm,8\n")
+    assert "has no column layers" in refused("plan", "--calibrate", path, code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("plan", "--model", "llama3-8b", "--gpus", 8, "--why"), "configurations need --gpu and --gbs"),
+        ((*LLAMA, "--network", 0), "--network must be positive"),
+        (("plan", "--calibrate", "README.md"), "is no table of measured steps"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(words: tuple[str | int, ...], reason: str) -> None:
+    assert reason in refused(*words)
