@@ -68,9 +68,9 @@ def _model_parallel_gpus(inputs: PlanInputs) -> int:
 
 
 def check_batches(inputs: PlanInputs) -> None:
-    """Refuse a global batch that does not divide into micro-batches (UsageError)."""
+    """Refuse a global batch that the typed layout does not divide into micro-batches (UsageError)."""
     layout = inputs.layout
-    if layout.gbs is None:
+    if layout.gbs is None or not any((layout.tp, layout.pp, layout.cp, layout.micro_batch)):
         return
     replicas, micro_batch = max(1, inputs.gpus // _model_parallel_gpus(inputs)), layout.size("micro_batch")
     if layout.gbs % (replicas * micro_batch):
