@@ -144,7 +144,8 @@ def test_a_table_of_points_is_split_by_its_names(tmp_path: Path) -> None:
     document = as_json(tmp_path, "points.csv", "--predict", "2048")
     bf16, fp8 = document["weak"]
     assert document["strong"] == []
-    assert (bf16["model"], fp8["model"]) == ("Points, BF16", "Points, FP8")
+    assert (bf16["model"], fp8["model"]) == ("Points", "Points")
+    assert (bf16["precision"], fp8["precision"]) == ("bf16", "fp8")
     assert (bf16["unit"], bf16["constant_batch"], bf16["baseline"]) == ("tokens/s", 0.25, "128 GPUs")
     assert [(point["gpus"], point["nodes"]) for point in fp8["points"]] == [(128, None), (256, None), (512, None)]
     assert "points.csv:9: no throughput, so no point" in document["notes"]
@@ -157,6 +158,26 @@ def test_a_table_of_points_is_split_by_its_names(tmp_path: Path) -> None:
     headings = scaling(tmp_path, "points.csv").out
     assert "Tokens/s" in headings
     assert "Samples/s" not in headings
+
+
+#: The same, llama3.1/README_405b.md: proxies with fewer layers beside the whole model, and a table for each precision.
+LLAMA = """# Performance
+
+| Llama 3.1 405b {} | Throughput on 192x H100 GPUs | Throughput on 576x H100 GPUs | Throughput on 1152x H100 GPUs |
+|:--|--:|--:|--:|
+| Layers | 42 | 126 | 126 |
+| GBS | 252 | 252 | 504 |
+| Throughput in tokens per second | {} |
+"""
+
+
+def test_tables_of_one_page_and_proxies_are_never_one_series(tmp_path: Path) -> None:
+    tables = (("BF16", "119328 | 117964 | 234589"), ("BF16 again", "119320 | 117960 | 234580"))
+    (tmp_path / "README.md").write_text("\n".join(LLAMA.format(*table) for table in tables))
+    document = as_json(tmp_path, "README.md")
+    assert [[point["gpus"] for point in one["points"]] for one in document["weak"]] == [[576, 1152], [576, 1152]]
+    assert [one["model"] for one in document["weak"]] == [f"Performance (line {at}), Layers 126" for at in (3, 11)]
+    assert document["weak"][0]["points"][1]["runs"] == 1
 
 
 def test_a_step_time_is_a_throughput_where_the_batch_is_stated(tmp_path: Path) -> None:
