@@ -154,9 +154,13 @@ class Loop(Result, frozen=True):
     ]
     unknown_ns: int
     garbage_ns: int
+    blocked_ns: int
     s = InUnit("loop_ns", NS_PER_S, "The loop: all steps but the first, and everything between them.")
     wall_s = InUnit("wall_ns", NS_PER_S, "The wall clock of this rank.")
     garbage_s = InUnit("garbage_ns", NS_PER_S, "Full collections of Python's garbage in it.")
+    blocked_s = InUnit(
+        "blocked_ns", NS_PER_S, "For how long its thread sleeps or waits in a median step, for no known reason."
+    )
     unknown_s = InUnit("unknown_ns", NS_PER_S, "Time between steps without a known cause, some pauses included.")
 
     TABLES = (
@@ -293,6 +297,7 @@ def analyze(run: Run) -> Loop:
         lines=tuple(line for rank, seen in sorted(run.places.items()) for line in _list_lines(rank, seen.places)),
         unusual_steps=_unusual_steps(steps, pauses),
         garbage_ns=int(garbage[1:].sum()),
+        blocked_ns=_find_blocked(steps),
         unknown_ns=int(np.maximum(ledger.by_step[LifePart.BETWEEN] - garbage, 0)[1:].sum()),
     )
 
@@ -304,6 +309,11 @@ def _find_start(ledger: Ledger) -> list[tuple[LifePart, int]]:
         in_loop = ledger.by_step[part][ledger.step > steps]
         start[part] = ledger.parts.get(part, 0) - int(in_loop.sum())
     return [(part, part_ns) for part, part_ns in start.items() if part_ns > 0]
+
+
+def _find_blocked(steps: Steps) -> int:
+    parts = split_steps([steps]) if steps.host is not None else None
+    return 0 if parts is None else int(np.median(parts.parts_ns[HostPart.BLOCKED]))
 
 
 def _usual(steps: Steps) -> Bool:

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 #: A rank on which something takes less than this share of the longest time is not named.
 _ALSO = 0.5
 _PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
-#: Python that every loop has between its operators, as a share of a step.
-_USUAL_PYTHON = 0.4
+#: Python that every loop has between its operators, as a share of a step; and what a thread that sleeps there has.
+_USUAL_PYTHON, _LEAST_SLEEP = 0.4, 0.1
+#: A thread sleeps in a pause where it does for so much of it.
+_NEARLY_ALL = 0.8
 _MOST_NAMED = 3
 #: A line where the training thread is seen less often explains no pause.
 _BUSY_LINE = 0.1
@@ -309,10 +311,12 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         # The profiler slows Python: a step that nobody profiled has no more time beside its operators.
         of_operators = rank.compute + rank.communication + rank.host.get("data_loading", 0.0)
         cost_us = min(cost_us, max(training.median_us - of_operators, 0.0))
-        least_us = _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host)
+        step_us, loop = rank.compute + rank.communication + rank.waits_for_host, training.results.loop
+        sleeps = loop is not None and loop.blocked_s * US_PER_S >= _NEARLY_ALL * cost_us
+        least_us = (_LEAST_SLEEP if sleeps else _USUAL_PYTHON) * step_us
         if cost_us < least_us:
             return None
-        line = _find_busy_line(training, rank.rank)
+        line = _find_busy_line(training, rank.rank, cost_us / step_us)
         seen_place = line.place if line is not None else None
         seen = f": the training thread is in {line.place} for {line.share:.0%} of the time" if line is not None else ""
         text = f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step{seen}."
@@ -335,11 +339,11 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
     return Fault(cost_us, interval, rank.ranks, tuple(evidence), advice, least_us=least_us, place=seen_place)
 
 
-def _find_busy_line(training: TracedRun, rank: int | None) -> SeenLine | None:
-    """The line of the script that calls no framework and where the training thread of a rank is most often."""
+def _find_busy_line(training: TracedRun, rank: int | None, share: float) -> SeenLine | None:
+    """Of the script's lines that call no framework, where a rank's thread is often, the one of about this share."""
     lines = training.results.loop.lines if training.results.loop is not None else ()
-    busy = (line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= _BUSY_LINE)
-    return next((line for line in busy if line.rank == rank), None)
+    busy = [line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= _BUSY_LINE]
+    return min((line for line in busy if line.rank == rank), key=lambda line: abs(line.share - share), default=None)
 
 
 def _pause_us(rank: MeanStep) -> float:

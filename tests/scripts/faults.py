@@ -201,8 +201,11 @@ class Loop:
         while time.monotonic() < end:
             sum(range(1000))
 
-    def garbage(self, _seconds):
+    def garbage(self, seconds):
+        end = time.monotonic() + seconds
         gc.collect()
+        while time.monotonic() < end:
+            gc.collect()
 
     def evaluation(self, _seconds):
         self.model.eval()

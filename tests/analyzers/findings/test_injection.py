@@ -123,3 +123,10 @@ def test_a_start_is_a_finding_from_half_a_minute_on(begun_s: int, compiled_s: in
         assert (finding.id, finding.of_wall) == ("long_start", True)
         assert finding.cost_s == pytest.approx(compiled_s or begun_s + 7.5, rel=0.01)  # it took 7.5 s before
         assert "of the wall clock" in finding.cost
+
+
+def test_a_sleep_in_each_step_is_found_where_python_of_as_much_is_usual() -> None:
+    """Steps that compute for 62 ms and sleep for 38: 2.258 s of the loop by the script's own clock."""
+    (found,) = findings_of(RECORDED / "busy" / "plain_pause_between_each").findings
+    assert (found.id, found.place) == ("host_pauses", "Loop.pause (tests/scripts/faults.py:195)")
+    assert found.cost_s == pytest.approx(2.258, rel=0.1)

@@ -81,6 +81,7 @@ def test_what_comes_between_steps_is_a_share_of_the_loop() -> None:
         unusual_steps=(),
         unknown_ns=0,
         garbage_ns=0,
+        blocked_ns=0,
     )
     job = training()
     job.results = msgspec.structs.replace(job.results, loop=loop)
