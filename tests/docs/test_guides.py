@@ -30,7 +30,23 @@ FIXTURES = Path("fixtures")
 KEYS: dict[str, tuple[list[list[object]], str]] = {
     "tflops.md": ([["tflops", "--size", "52B", "--gbs", 1024, "--time", 127]], "time tflops json"),
     "planning.md": (
-        [["plan", "--model", "llama3-8b", "--gpus", 8, "--tokens", "1B", "--tflops", 430]],
+        [
+            [
+                "plan",
+                "--model",
+                "llama3-8b",
+                "--gpus",
+                8,
+                "--tokens",
+                "1B",
+                "--tflops",
+                430,
+                "--gpu",
+                "h100-sxm",
+                "--gbs",
+                64,
+            ]
+        ],
         "time tflops json peak_weights_bytes",
     ),
     "whatif.md": ([["whatif", FIXTURES / "whatif" / "base"]], ""),
