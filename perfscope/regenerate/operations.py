@@ -8,34 +8,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from perfscope.analyzers.tflops.comparison import Step, compare, variants
 from perfscope.analyzers.tflops.per_token import scores_and_values
 from perfscope.models.conventions import FORWARD_AND_BACKWARD, Checkpointing
-from perfscope.models.parameter_counts import active_parameters, embedding_parameters
+from perfscope.models.own_figures import find_faults
+from perfscope.models.parameter_counts import active_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.tables.published import PublishedRow, Quantity
 
 _MTP = re.compile(r"(?P<without>w/o|without|no)?\s*\bmtp\b", re.IGNORECASE)
-
-
 # Versions of one code, whose figures stand in one column.
 _VERSIONS = {"megatron_bridge_before_26_06": "megatron_core"}
-# Conventions that count a tied embedding table once.
-_WITH_TABLE = ("palm", "torchtitan_since_may_2026")
+# The framework in whose tables the tied embedding was found twice, and the convention that its figures follow.
+_WITH_FAULT, _BY_PARAMETERS = "nanotron", "palm"
 
 
 class Count(NamedTuple):
     """Operations per token by one convention.
 
-    ``reading`` says what it counts beside the model as named.
+    ``reading`` says what it counts beside the model as named. ``is_fault`` says that something counts twice.
     """
 
     convention: str
     flops: int
     reading: str = ""
-    is_tied_twice: bool = False
+    is_fault: bool = False
     counts_recomputation: bool = False
 
 
@@ -51,17 +51,27 @@ def count_operations(row: PublishedRow, seq_len: int) -> Iterator[Count]:
         readings += [("without the attention of packed sequences", model, 0) for _, model, _ in readings]
     for reading, model, length in readings:
         if stated is not None:
-            yield Count("palm", FORWARD_AND_BACKWARD * int(stated.number) + scores_and_values(model, length), reading)
-        step = Step(active_parameters(model), model, 1, length, Checkpointing.NONE, 1, 1, None)
-        for each in (*compare(step), *variants(step)):
-            if each.flops_per_token is None or each.reason is not None:  # a reason: it assumes another shape
-                continue
-            name = _VERSIONS.get(each.name, each.name)
-            said = reading if name == each.name else f"{reading} {each.name}".strip()
-            yield Count(name, each.flops_per_token, said, counts_recomputation=each.counts_recomputation)
-            if model.tied and each.name in _WITH_TABLE:
-                twice = each.flops_per_token + FORWARD_AND_BACKWARD * embedding_parameters(model)
-                yield Count(name, twice, said, is_tied_twice=True)
+            flops = FORWARD_AND_BACKWARD * int(stated.number) + scores_and_values(model, length)
+            yield Count(_BY_PARAMETERS, flops, reading)
+        for count in _by_convention(model, length):
+            yield count._replace(reading=f"{reading} {count.reading}".strip())
+
+
+@cache
+def _by_convention(model: Transformer, seq_len: int) -> tuple[Count, ...]:
+    """The operations by every convention that does not assume another shape."""
+    step = Step(active_parameters(model), model, 1, seq_len, Checkpointing.NONE, 1, 1, None)
+    found = []
+    for each in (*compare(step), *variants(step)):
+        if each.flops_per_token is None or each.reason is not None:
+            continue
+        version = each.name if each.name in _VERSIONS else ""
+        name = _VERSIONS.get(each.name, each.name)
+        found.append(Count(name, each.flops_per_token, version, counts_recomputation=each.counts_recomputation))
+        if name == _BY_PARAMETERS:
+            faults = find_faults(_WITH_FAULT, model).values()
+            found += [Count(name, each.flops_per_token + extra, "with a fault", is_fault=True) for _, extra in faults]
+    return tuple(found)
 
 
 def _read_model(row: PublishedRow) -> Iterator[tuple[str, Transformer]]:

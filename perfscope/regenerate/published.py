@@ -13,6 +13,7 @@ A row contradicts itself where a total is not the product of its factors. It doe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -237,26 +238,30 @@ def _count_cells(tables: Sequence[PublishedTable]) -> tuple[dict[_Key, _CountedC
                     found[id(row), quantity] = str(error)
                 else:
                     heading = table.headings[table.columns[quantity]]
-                    columns.setdefault(heading, []).append(_Candidates(row, quantity, ways))
+                    followed = _find_followed(row.figures[quantity], ways)
+                    columns.setdefault(heading, []).append(_Candidates(row, quantity, ways, followed))
     described = []
     for heading, cells in columns.items():
-        tried = list(dict.fromkeys(way.name for cell in cells for way in cell.ways))
-        best = max(tried, key=lambda name: sum(cell.follows(name) for cell in cells))
-        following = [cell for cell in cells if cell.follows(best, with_faults=True)]
-        is_found = 2 * len(following) > len(cells)
-        models = {cell.model for cell in following} if is_found else set()
-        found |= {(id(cell.row), cell.quantity): cell.choose(best, is_known=cell.model in models) for cell in cells}
-        said = f"{len(following)} of {len(cells)} cells follow `{best}`"
+        best = Counter(name for cell in cells for name in cell.followed).most_common(1)
+        name = best[0][0] if best else ""
+        by_model = [(cell.model, cell.followed[name].reading) for cell in cells if name in cell.followed]
+        is_found = 2 * len(by_model) > len(cells)
+        models = {model for model, _ in by_model} if is_found else set()
+        found |= {(id(cell.row), cell.quantity): cell.choose(name, is_known=cell.model in models) for cell in cells}
+        said = f"{len(by_model)} of {len(cells)} cells follow `{name}`"
+        readings = Counter(reading for _, reading in by_model if reading)
+        said += "".join(f", {number} {reading}" for reading, number in readings.items())
         described.append(f"{heading}: {said if is_found else 'most cells follow no convention, and are left'}")
     return found, tuple(described)
 
 
 class _Candidates(NamedTuple):
-    """A published figure of a row with a model, and what it would be by each convention."""
+    """A published figure of a row with a model, what it would be by each convention, and those that it follows."""
 
     row: PublishedRow
     quantity: Quantity
     ways: Sequence[Counted]
+    followed: Mapping[str, Counted]
 
     @property
     def model(self) -> tuple[str, bool]:
@@ -265,36 +270,35 @@ class _Candidates(NamedTuple):
         assert model is not None
         return model.transformer.name, self.row.subject.is_adapter
 
-    def _agrees(self, way: Counted) -> bool:
-        figure = self.row.figures[self.quantity]
-        verdict = judge(figure, way.value.over(exact_interval(figure.unit)))
-        allowed = TOLERANCE * figure.number + figure.last_place / 2
-        return verdict is not CellVerdict.WRONG or abs(way.value.value - figure.number) <= allowed
-
-    def follows(self, name: str, *, with_faults: bool = False) -> bool:
-        """Whether the figure is what a convention gives."""
-        return any(
-            way.name == name and (with_faults or way.fault is not Fault.TIED_TWICE) and self._agrees(way)
-            for way in self.ways
-        )
-
     def choose(self, name: str, *, is_known: bool) -> _CountedCell:
         """The cell by a convention; ``is_known`` says that cells of its model follow it."""
         figure = self.row.figures[self.quantity].number
-        ways = [way for way in self.ways if way.name == name] or self.ways
-        sound = [way for way in ways if way.fault is None] or [
-            way for way in self.ways if way.fault is None and name.startswith(way.name)
-        ]
-        nearest = min(sound, key=lambda way: abs(way.value.value - figure))
+        followed = self.followed.get(name)
+        if followed is not None and followed.fault is None and is_known:
+            return _CountedCell(followed, None)
+        sound = [way for way in self.ways if way.fault is None]
+        ways = [way for way in sound if way.name == name] or [way for way in sound if name.startswith(way.name)]
+        nearest = min(ways or sound, key=lambda way: abs(way.number - figure))
         if not is_known:
             return _CountedCell(nearest, CellVerdict.CONVENTION)
-        if self._agrees(nearest):
-            return _CountedCell(nearest, None)
-        for way in ways:
-            if way.fault and self._agrees(way):
-                return _CountedCell(nearest, CellVerdict(way.fault))
-        is_near = abs(nearest.value.value - figure) <= _ROUNDED_INPUTS * figure
+        if followed is not None and followed.fault is not None:
+            return _CountedCell(nearest, CellVerdict(followed.fault))
+        is_near = abs(nearest.number - figure) <= _ROUNDED_INPUTS * figure
         return _CountedCell(nearest, CellVerdict.FROM_UNROUNDED if is_near else CellVerdict.WRONG)
+
+
+def _find_followed(figure: PrintedFigure, ways: Sequence[Counted]) -> dict[str, Counted]:
+    """What a figure follows, by the names of conventions: a fault only where it follows nothing else of that name."""
+    half = figure.last_place / 2
+    nearly = float(_NEAR * figure.number + half)
+    found: dict[str, Counted] = {}
+    for way in ways:
+        if abs(way.estimate - figure.number) > nearly or (way.name in found and not found[way.name].fault):
+            continue  # exact fractions are slow
+        is_within = abs(way.number - figure.number) <= TOLERANCE * figure.number + half
+        if is_within or judge(figure, way.value.over(exact_interval(figure.unit))) is not CellVerdict.WRONG:
+            found[way.name] = way
+    return found
 
 
 def _check_shares(row: PublishedRow) -> Iterator[str]:

@@ -117,11 +117,28 @@ class Fault(StrEnum):
 
 
 class Counted(NamedTuple):
-    """A derived cell by one convention, whose name says what is unusual in it."""
+    """A derived cell by one convention, whose name says what is unusual in it: ``factor`` times ``rate``."""
 
     name: str
-    value: Interval
+    reading: str
+    factor: Fraction
+    rate: Interval
     fault: Fault | None = None
+
+    @property
+    def estimate(self) -> float:
+        """The cell's value, nearly."""
+        return float(self.factor) * float(self.rate.value)
+
+    @property
+    def number(self) -> Fraction:
+        """The cell's value."""
+        return self.factor * self.rate.value
+
+    @property
+    def value(self) -> Interval:
+        """The cell's value with its bounds."""
+        return exact_interval(self.factor).times(self.rate)
 
 
 def recompute_counted(table: PublishedTable, row: PublishedRow, quantity: Quantity) -> list[Counted]:
@@ -134,7 +151,7 @@ def recompute_counted(table: PublishedTable, row: PublishedRow, quantity: Quanti
     scales = [("", Fraction(1))]
     if _Q.GPUS in row.figures and row.figures[_Q.GPUS].number > 1:
         scales.append((" x GPUs", row.figures[_Q.GPUS].number))
-    peaks = _find_peaks(row) if quantity in SHARES else [("", Fraction(1), None)]
+    peaks = _find_peaks(row) if quantity in SHARES else [_Peak("", Fraction(1))]
     counts_hardware = quantity in (_Q.TFLOPS, _Q.HARDWARE_FRACTION)
     found = []
     for count in count_operations(row, seq_len.value):
@@ -143,9 +160,9 @@ def recompute_counted(table: PublishedTable, row: PublishedRow, quantity: Quanti
         is_needed = quantity is _Q.HARDWARE_FRACTION and not count.counts_recomputation
         passes = _hardware_passes(row) if is_needed else [Fraction(1)]
         for share, (of_all, scale), (of_peak, peak, other_peak) in product(passes, scales, peaks):
-            value = exact_interval(count.flops * share * scale / (peak * TERA)).times(rate)
-            fault = Fault.TIED_TWICE if count.is_tied_twice else other_peak
-            found.append(Counted(f"{count.convention}{of_all}{of_peak}", value, fault))
+            factor = count.flops * share * scale / (peak * TERA)
+            fault = Fault.TIED_TWICE if count.is_fault else other_peak
+            found.append(Counted(f"{count.convention}{of_all}{of_peak}", count.reading, factor, rate, fault))
     return found
 
 
@@ -155,14 +172,20 @@ def _hardware_passes(row: PublishedRow) -> list[Fraction]:
     return [Fraction(4, 3) if kind else Fraction(1) for kind in kinds]
 
 
-def _find_peaks(row: PublishedRow) -> list[tuple[str, Fraction, Fault | None]]:
+class _Peak(NamedTuple):
+    name: str
+    tflops: Fraction
+    fault: Fault | None = None
+
+
+def _find_peaks(row: PublishedRow) -> list[_Peak]:
     """The peak of the row's precision, and those of 16 bits and of fp8: some tables divide all rows by one of them."""
     own, gpu = find_peak(row), row.subject.gpu
     assert gpu is not None
-    peaks = [("", own, None), (" over the 16-bit peak", Fraction(str(gpu.dense_16bit_tflops)), None)]
+    peaks = [_Peak("", own), _Peak(" over the 16-bit peak", Fraction(str(gpu.dense_16bit_tflops)))]
     if "fp8" in gpu.dense_tflops:
         fp8 = Fraction(str(gpu.dense_tflops["fp8"]))
-        peaks.append((" over the fp8 peak", fp8, Fault.OTHER_PEAK if fp8 > own and row.subject.dtype else None))
+        peaks.append(_Peak(" over the fp8 peak", fp8, Fault.OTHER_PEAK if fp8 > own and row.subject.dtype else None))
     return peaks
 
 
