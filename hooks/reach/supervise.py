@@ -1,7 +1,8 @@
 """Runs the command as if it had been started directly, and reports how it ended.
 
 The command keeps our process group, terminal, standard streams and working directory. A signal that was sent to this
-process alone is passed on; a signal of the terminal has reached the command already and is not sent twice.
+process alone is passed on; one of the terminal or to the whole group has reached the command already and is not sent
+twice. A witness tells them apart: a process of the group that gets what the group gets.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ _FORWARDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - _NOT_FO
 _SENT_BY_PROCESS = 0  # SI_USER; signals of the kernel, such as Ctrl-C at the terminal, have larger codes
 #: A timer that was set before this process began is meant for the command.
 _OF_TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+#: It answers at once, unless somebody stopped it.
+_LONGEST_ANSWER_S = 1.0
 _SHELL = "/bin/sh"
 _LOOKED_AT_BYTES = 128
 #: What keeps this process from having a child; the command can still take its place.
@@ -101,7 +105,42 @@ def words_of_script(executable: str, command: Sequence[str]) -> list[str] | None
     return None
 
 
+class Witness:
+    """A process of this group that keeps the signals it gets, all of which are blocked.
+
+    It is younger than the command: a signal that came before the command was there is still passed on.
+    """
+
+    def __init__(self) -> None:
+        self._socket, asked = socket.socketpair()
+        self._pid = os.fork()
+        if not self._pid:
+            self._socket.close()
+            while number := asked.recv(1):
+                asked.send(bytes([signal.sigtimedwait({number[0]}, 0) is not None]))
+            os._exit(0)
+        asked.close()
+        self._socket.settimeout(_LONGEST_ANSWER_S)
+
+    def has_seen(self, number: int) -> bool:
+        """Whether it got a signal that this process got, too: the youngest of a group gets it first."""
+        with contextlib.suppress(OSError):
+            self._socket.send(bytes([number]))
+            return self._socket.recv(1) == bytes([True])
+        self._socket.close()  # it was stopped or killed
+        return False
+
+    def end(self) -> None:
+        """Let nothing be left of it."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._socket.close()
+
+
 def _wait(child: subprocess.Popen[bytes], signals: set[signal.Signals]) -> int:
+    witness = None
+    with contextlib.suppress(OSError):  # no process can be started any more
+        witness = Witness()
     while True:
         code = child.poll()
         if code is not None:
@@ -109,10 +148,13 @@ def _wait(child: subprocess.Popen[bytes], signals: set[signal.Signals]) -> int:
         received = signal.sigwaitinfo(signals)
         if received.si_signo == signal.SIGCHLD:
             continue
-        if received.si_code <= _SENT_BY_PROCESS or received.si_signo in _OF_TIMERS:
+        is_shared = witness is not None and witness.has_seen(received.si_signo)
+        if (received.si_code <= _SENT_BY_PROCESS and not is_shared) or received.si_signo in _OF_TIMERS:
             os.kill(child.pid, received.si_signo)
         if received.si_signo == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees this process stop, as it would see the command
     while signal.sigtimedwait(signals, 0):  # what came with the command's end was meant for it
         pass
+    if witness is not None:
+        witness.end()
     return code
