@@ -1,8 +1,8 @@
 """Reads tables of configurations and their step times: CSV with one row a configuration, also compressed by gzip.
 
-Columns: ``gpu``, ``gpus``, ``layers``, ``hidden``, ``heads``, ``vocabulary``, ``seq_len``, ``micro_batch``, ``gbs`` and
-``step_s`` in seconds; where they differ from 1 ``tp``, ``pp``, ``virtual_stages``, ``cp``, ``zero``; where they differ
-from a GPT's ``kv_heads``, ``ffn``, ``mlp_matrices``, ``tied``; and what ``_OPTIONAL`` lists. Others are not read.
+Needed are the columns in ``_REQUIRED``, with steps in seconds. Degrees are ``tp``, ``pp``, ``virtual_stages``, ``cp``
+and ``zero``. Models that differ from a GPT have ``kv_heads``, ``ffn``, ``mlp_matrices`` and ``tied``. ``_OPTIONAL``
+lists what else is read, with its usual value.
 """
 
 from __future__ import annotations

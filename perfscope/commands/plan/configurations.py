@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.plan import Attention, MemoryEstimate, ParallelLayout
-from perfscope.analyzers.step_time import BUBBLE, COMMUNICATION, PRODUCTS, TERMS
-from perfscope.analyzers.step_time.calibration import Calibration, stack_of
-from perfscope.analyzers.step_time.judgement import Errors, check_each_by_others
+from perfscope.analyzers.plan.step_time import BUBBLE, COMMUNICATION, PRODUCTS, TERMS
+from perfscope.analyzers.plan.step_time.calibration import Calibration, stack_of
+from perfscope.analyzers.plan.step_time.judgement import Errors, check_each_by_others
 from perfscope.commands.model import ModelChoice, Peak
 from perfscope.commands.plan.calculation import estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from perfscope.analyzers.step_time.judgement import FEW_ROWS, Errors, SourceJudgement, judge
+from perfscope.analyzers.plan.step_time.judgement import FEW_ROWS, Errors, SourceJudgement, judge
 from perfscope.report import Column, Json, Report, Row, Section, percent
 from perfscope.tables.step_time import MeasuredSteps
 

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from perfscope.analyzers.step_time import TERMS
-from perfscope.analyzers.step_time.calibration import Calibration, fit_constants, stack_of
-from perfscope.analyzers.step_time.judgement import compare, find_orders, judge, split_models
+from perfscope.analyzers.plan.step_time import TERMS
+from perfscope.analyzers.plan.step_time.calibration import Calibration, fit_constants, stack_of
+from perfscope.analyzers.plan.step_time.judgement import compare, find_orders, judge, split_models
 from perfscope.models.step_constants import prior_constants, stacks
 from perfscope.sources.step_times import read_step_times
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps

@@ -1,8 +1,8 @@
 """Fits the constants of step times to measured rows, and carries what they leave to configurations beside them.
 
-The constants start from those of a stack and move as far as the rows ask for: the most probable ones, if each is known
-to a factor before and each row has an error of its own. What the rows then still differ by is a property of their
-configurations: it holds for one near to them, and less the farther it is away (kriging: Matheron 1963).
+The constants start from those of a stack, and move as far as the rows ask for. Each is known to a factor before, and
+each row has an error of its own. What the rows then still differ by is a property of their configurations. It holds for
+one near to them, and less the farther it is away (kriging: Matheron 1963).
 """
 
 from __future__ import annotations
@@ -10,25 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
+from statistics import NormalDist
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from perfscope.analyzers.step_time import Predictor, StepTimes
+from perfscope.analyzers.plan.step_time import Predictor, StepTimes
 from perfscope.models.hardware import find_gpu
-from perfscope.models.step_constants import SHARES, Stack, StepConstants, find_stack
+from perfscope.models.step_constants import SHARES, Stack, StepConstants, find_stack, spread
 from perfscope.tables.columns import Float64
 from perfscope.tables.step_time import MeasuredStep, StepSetup
-
-#: Errors, as logarithms: of a constant before a row is seen, and of a row with the right constants.
-_CONSTANT_ERROR, _ROW_ERROR = 0.5, 0.1
-#: What rows with the right constants differ by: of their configurations, of all together, and of one run.
-_LOCAL, _COMMON, _RUN = 0.08, 0.05, 0.02
-#: Doublings of a degree or a batch after which little is left of what two configurations have in common.
-_REACH = 2.0
-_HALF_AS_FAR = 0.5
-#: Standard deviations of an interval that 90 % of the values lie in.
-_Z90 = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +71,12 @@ class Calibration:
             Predictor(measured).seconds(self.constants(setups[0]))
         )
         known, asked = _positions(measured), _positions(setups)
-        weights = _covariance(asked, known) @ np.linalg.inv(_covariance(known, known) + _RUN**2 * np.eye(len(known)))
-        variance = _LOCAL**2 + _COMMON**2 - (weights * _covariance(asked, known)).sum(axis=1)
-        deviation = np.sqrt(np.maximum(variance, 0) + _RUN**2)
-        return np.exp(weights @ left), np.expm1(_Z90 * deviation)
+        weights = _covariance(asked, known) @ np.linalg.inv(
+            _covariance(known, known) + spread().run ** 2 * np.eye(len(known))
+        )
+        variance = spread().local ** 2 + spread().common ** 2 - (weights * _covariance(asked, known)).sum(axis=1)
+        deviation = np.sqrt(np.maximum(variance, 0) + spread().run ** 2)
+        return np.exp(weights @ left), np.expm1(NormalDist().inv_cdf(0.95) * deviation)
 
 
 def stack_of(setup: StepSetup) -> Stack:
@@ -98,10 +92,10 @@ def _positions(setups: Sequence[StepSetup]) -> Float64:
             setup.micro_batch,
             setup.model.hidden**2,
             setup.seq_len,
-            setup.pipeline**_HALF_AS_FAR,
-            setup.data**_HALF_AS_FAR,
-            setup.micro_batches**_HALF_AS_FAR,
-            setup.model.layers**_HALF_AS_FAR,
+            sqrt(setup.pipeline),
+            sqrt(setup.data),
+            sqrt(setup.micro_batches),
+            sqrt(setup.model.layers),
             2.0 ** (setup.dtype == "fp8"),
         )
         for setup in setups
@@ -111,7 +105,7 @@ def _positions(setups: Sequence[StepSetup]) -> Float64:
 
 def _covariance(first: Float64, second: Float64) -> Float64:
     distance = np.abs(first[:, None] - second[None]).sum(axis=-1)
-    return np.asarray(_LOCAL**2 * np.exp(-distance / _REACH) + _COMMON**2, np.float64)
+    return np.asarray(spread().local ** 2 * np.exp(-distance / spread().reach) + spread().common ** 2, np.float64)
 
 
 @cache
@@ -130,7 +124,7 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants) -> StepC
     first = np.log(np.where(is_share, values / (1 - values), values))
 
     def residuals(logs: Float64) -> Float64:
-        of_rows = (np.log(predictor.seconds(at(logs))) - measured) / _ROW_ERROR
-        return np.concatenate([of_rows, (logs - first) / _CONSTANT_ERROR])
+        of_rows = (np.log(predictor.seconds(at(logs))) - measured) / spread().row
+        return np.concatenate([of_rows, (logs - first) / spread().constant])
 
     return at(least_squares(residuals, first, loss="soft_l1").x)

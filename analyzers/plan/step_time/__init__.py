@@ -19,7 +19,7 @@ from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.parameter_counts import embedding_parameters, layer_weights
-from perfscope.models.step_constants import StepConstants, find_node
+from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.step_time import StepSetup
 
@@ -44,18 +44,7 @@ TERMS = (
 COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in name or name.endswith("gradients"))
 PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
 _BYTES = 2  # of an activation or weight in 16 bits
-#: Bytes that memory moves a token and hidden unit in a layer's forward pass beside products: two norms (4 each), two
-#: dropouts with their residuals (7 each); and 4 for each unit of the MLP's activation.
-_HIDDEN_BYTES, _ACTIVATION_BYTES = 22, 4
-#: Bytes of one attention score in the forward pass: written, softmax and dropout read and write, mask, read (fp16).
-_SCORE_BYTES = 13
-#: Bytes of a logit in the cross-entropy, each pass; of a parameter in Adam's step with an fp32 copy.
-_LOGIT_BYTES, _OPTIMIZER_BYTES = 12, 32
 _FORWARD_AND_BACKWARD = 3
-#: Fused attention recomputes its scores in the backward pass: 5 products beside 2 (arXiv 2205.14135, section 3).
-_FLASH_PASSES = 3.5
-#: How softly the longer of GPU and host decides.
-_SHARPNESS = 4
 
 
 class StepTimes(NamedTuple):
@@ -168,6 +157,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     """Seconds of each term, shape (terms, configurations)."""
     flops = np.where(c.is_fp8 > 0, k.fp8_products, k.products) * c.products_flops
     memory = c.memory_bytes * k.memory
+    counts = step_counts()
 
     def multiply(weights: Float64, share: Float64 | float = 1.0) -> Float64:
         """One pass of products with weights; each weight meets a share of the tokens."""
@@ -175,10 +165,12 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
 
     products = multiply(c.shared_weights) + multiply(c.routed_weights, c.routed_fraction)
     scores = 2 * c.tokens * c.span * c.head_dims / c.tensor
-    score_bytes = _SCORE_BYTES * c.tokens * c.span * c.heads / c.tensor
+    score_bytes = counts.score_bytes * c.tokens * c.span * c.heads / c.tensor
     eager = scores / flops + score_bytes / memory
     attention = np.where(c.is_eager > 0, eager, scores / 2 / (c.flops * k.flash))
-    operators = c.tokens * (_HIDDEN_BYTES * c.hidden / c.sequence_split + _ACTIVATION_BYTES * c.activated / c.tensor)
+    operators = c.tokens * (
+        counts.hidden_bytes * c.hidden / c.sequence_split + counts.activation_bytes * c.activated / c.tensor
+    )
     operators = operators / memory
     states = _BYTES * c.tokens * c.hidden
     within = 2 * _collective(c, k, states, c.tensor, np.ones_like(c.tensor))  # an all-reduce, or its two halves
@@ -190,15 +182,15 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     routing = routing * _collective(c, k, states, c.expert, c.tensor * c.context)
 
     passes, product_passes = _FORWARD_AND_BACKWARD, _FORWARD_AND_BACKWARD - 1 + c.trained
-    attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, _FLASH_PASSES)
+    attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, counts.flash_passes)
     again = c.recomputes * (products + operators) + c.recomputes_attention * attention
     across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
     device = product_passes * products + passes * operators + attention_passes * attention + again
     device = device + within + across + routing
     launching = k.host_s * (passes + c.recomputes)
-    layer = (device**_SHARPNESS + launching**_SHARPNESS) ** (1 / _SHARPNESS)
+    layer = (device**counts.sharpness + launching**counts.sharpness) ** (1 / counts.sharpness)
     layers = np.ceil(c.layers / c.pipeline)
-    head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * _LOGIT_BYTES / memory
+    head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * counts.logit_bytes / memory
     head = passes * head
     slot = layers * layer + head  # of the last stage, for which all others wait
 
@@ -233,7 +225,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
         "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,
-        "optimizer": c.trained * c.stage_parameters / sharded * _OPTIMIZER_BYTES / memory,
+        "optimizer": c.trained * c.stage_parameters / sharded * counts.optimizer_bytes / memory,
         "step": np.full_like(m, k.step_s),
     }
     return np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.step_time.calibration import Calibration, stack_of
+from perfscope.analyzers.plan.step_time.calibration import Calibration, stack_of
 from perfscope.tables.columns import Float64
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps
 
 #: Rows of a model that a calibration takes, and how many more it must have.
 FEW_ROWS = 5
-_FOLDS = 10
-_SEED = 43
+_FOLDS, _SEED = 10, 43
 _WITHIN = (0.05, 0.10, 0.15)
 _FASTEST_IS_WITHIN, _LEAST_GROUP = 0.05, 3
 
