@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -47,48 +48,6 @@ class StepConstants(NamedTuple):
 
 #: Those of a peak, which none exceeds.
 SHARES = frozenset({"products", "fp8_products", "flash", "memory", "link", "network", "overlap"})
-
-
-class StepCounts(NamedTuple):
-    """What a step moves and repeats, whatever the software: see ``[counts]``.
-
-    Attributes:
-        hidden_bytes: Moved in a layer's forward pass beside products, of a token and hidden unit.
-        activation_bytes: Likewise, of a unit of the MLP.
-        score_bytes: Likewise, of a score of attention that is not fused.
-        logit_bytes: Of a logit in each pass of the cross-entropy.
-        optimizer_bytes: Of a parameter in the optimizer's step.
-        flash_passes: Forward and backward pass of fused attention, in forward passes.
-        sharpness: How sharply the longer of GPU and host decides.
-    """
-
-    hidden_bytes: float
-    activation_bytes: float
-    score_bytes: float
-    logit_bytes: float
-    optimizer_bytes: float
-    flash_passes: float
-    sharpness: float
-
-
-class Spread(NamedTuple):
-    """How far things are from what is expected, as logarithms: see ``[spread]``.
-
-    Attributes:
-        constant: A constant, before a row is seen.
-        row: A row, with the right constants.
-        local: Configurations, each for itself, with the right constants.
-        common: All configurations together.
-        run: A run, repeated.
-        reach: Doublings of a degree or batch after which little is in common; no logarithm.
-    """
-
-    constant: float
-    row: float
-    local: float
-    common: float
-    run: float
-    reach: float
 
 
 class Node(NamedTuple):
@@ -145,15 +104,15 @@ def prior_constants() -> StepConstants:
 
 
 @cache
-def step_counts() -> StepCounts:
-    """The counts of the file."""
-    return StepCounts(**_document()["counts"]["values"])
+def step_counts() -> Mapping[str, float]:
+    """What a step moves and repeats, whatever the software, by the names in ``[counts]``."""
+    return dict(_document()["counts"]["values"])
 
 
 @cache
-def spread() -> Spread:
-    """The spread of the file."""
-    return Spread(**_document()["spread"]["values"])
+def spread() -> Mapping[str, float]:
+    """How far constants, rows and configurations are from what is expected, by the names in ``[spread]``."""
+    return dict(_document()["spread"]["values"])
 
 
 def find_stack(gpu: Gpu, zero: int, *, has_experts: bool = False) -> Stack:

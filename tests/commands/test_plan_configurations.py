@@ -41,6 +41,7 @@ def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
     assert "; fastest with TP 8, " in text.splitlines()[0]
     assert "tensor-parallel communication" in text
     assert "NVIDIA/dgxc-benchmarking" in text
+    assert "1T tokens take 163.9 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3
 
 
 def test_a_measured_run_is_met_and_moves_its_neighbours(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_measured_run_is_met_and_moves_its_neighbours(tmp_path: Path) -> None:
     assert before == pytest.approx(0.164, rel=0.3)
     assert after["step_s"] == pytest.approx(0.1641, rel=0.02)
     low, high = after["interval_s"]
-    assert high / low < 1.15
+    assert high / low < 1.2
     wide = answer(*GPT, *TYPED[:4], "--micro-batch", 1, "--zero", 1, "--calibrate", run)["configurations"][0]
     assert wide["interval_s"][1] / wide["interval_s"][0] > high / low
 
@@ -69,7 +70,7 @@ def test_what_was_never_measured_says_so_and_has_a_wide_interval() -> None:
     words = ("plan", "--gpus", 64, "--seq-len", 4096, "--gbs", 256)
     for what in (("--model", "llama3-8b", "--gpu", "b200-sxm"), ("--model", "mixtral-8x7b", "--gpu", "h100-sxm")):
         first = answer(*words, *what)["configurations"][0]
-        assert first["interval_s"][1] / first["step_s"] == pytest.approx(1.5)
+        assert first["interval_s"][1] / first["step_s"] == pytest.approx(1.4)
         assert "Not calibrated" in ask(*words, *what).stdout
 
 

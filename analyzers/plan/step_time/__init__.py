@@ -165,11 +165,11 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
 
     products = multiply(c.shared_weights) + multiply(c.routed_weights, c.routed_fraction)
     scores = 2 * c.tokens * c.span * c.head_dims / c.tensor
-    score_bytes = counts.score_bytes * c.tokens * c.span * c.heads / c.tensor
+    score_bytes = counts["score_bytes"] * c.tokens * c.span * c.heads / c.tensor
     eager = scores / flops + score_bytes / memory
     attention = np.where(c.is_eager > 0, eager, scores / 2 / (c.flops * k.flash))
     operators = c.tokens * (
-        counts.hidden_bytes * c.hidden / c.sequence_split + counts.activation_bytes * c.activated / c.tensor
+        counts["hidden_bytes"] * c.hidden / c.sequence_split + counts["activation_bytes"] * c.activated / c.tensor
     )
     operators = operators / memory
     states = _BYTES * c.tokens * c.hidden
@@ -182,15 +182,15 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     routing = routing * _collective(c, k, states, c.expert, c.tensor * c.context)
 
     passes, product_passes = _FORWARD_AND_BACKWARD, _FORWARD_AND_BACKWARD - 1 + c.trained
-    attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, counts.flash_passes)
+    attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, counts["flash_passes"])
     again = c.recomputes * (products + operators) + c.recomputes_attention * attention
     across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
     device = product_passes * products + passes * operators + attention_passes * attention + again
     device = device + within + across + routing
     launching = k.host_s * (passes + c.recomputes)
-    layer = (device**counts.sharpness + launching**counts.sharpness) ** (1 / counts.sharpness)
+    layer = (device ** counts["sharpness"] + launching ** counts["sharpness"]) ** (1 / counts["sharpness"])
     layers = np.ceil(c.layers / c.pipeline)
-    head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * counts.logit_bytes / memory
+    head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
     head = passes * head
     slot = layers * layer + head  # of the last stage, for which all others wait
 
@@ -225,7 +225,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
         "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,
-        "optimizer": c.trained * c.stage_parameters / sharded * counts.optimizer_bytes / memory,
+        "optimizer": c.trained * c.stage_parameters / sharded * counts["optimizer_bytes"] / memory,
         "step": np.full_like(m, k.step_s),
     }
     return np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])

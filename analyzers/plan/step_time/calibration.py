@@ -72,10 +72,10 @@ class Calibration:
         )
         known, asked = _positions(measured), _positions(setups)
         weights = _covariance(asked, known) @ np.linalg.inv(
-            _covariance(known, known) + spread().run ** 2 * np.eye(len(known))
+            _covariance(known, known) + spread()["run"] ** 2 * np.eye(len(known))
         )
-        variance = spread().local ** 2 + spread().common ** 2 - (weights * _covariance(asked, known)).sum(axis=1)
-        deviation = np.sqrt(np.maximum(variance, 0) + spread().run ** 2)
+        variance = spread()["local"] ** 2 + spread()["common"] ** 2 - (weights * _covariance(asked, known)).sum(axis=1)
+        deviation = np.sqrt(np.maximum(variance, 0) + spread()["run"] ** 2)
         return np.exp(weights @ left), np.expm1(NormalDist().inv_cdf(0.95) * deviation)
 
 
@@ -105,7 +105,9 @@ def _positions(setups: Sequence[StepSetup]) -> Float64:
 
 def _covariance(first: Float64, second: Float64) -> Float64:
     distance = np.abs(first[:, None] - second[None]).sum(axis=-1)
-    return np.asarray(spread().local ** 2 * np.exp(-distance / spread().reach) + spread().common ** 2, np.float64)
+    return np.asarray(
+        spread()["local"] ** 2 * np.exp(-distance / spread()["reach"]) + spread()["common"] ** 2, np.float64
+    )
 
 
 @cache
@@ -124,7 +126,7 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants) -> StepC
     first = np.log(np.where(is_share, values / (1 - values), values))
 
     def residuals(logs: Float64) -> Float64:
-        of_rows = (np.log(predictor.seconds(at(logs))) - measured) / spread().row
-        return np.concatenate([of_rows, (logs - first) / spread().constant])
+        of_rows = (np.log(predictor.seconds(at(logs))) - measured) / spread()["row"]
+        return np.concatenate([of_rows, (logs - first) / spread()["constant"]])
 
     return at(least_squares(residuals, first, loss="soft_l1").x)

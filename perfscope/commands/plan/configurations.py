@@ -15,13 +15,14 @@ from perfscope.commands.model import ModelChoice, Peak
 from perfscope.commands.plan.calculation import estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
+from perfscope.commands.plan.report import describe_duration
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.models.hardware import Gpu
 from perfscope.models.transformer import Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
 from perfscope.tables.columns import Int64
 from perfscope.tables.step_time import StepSetup
-from perfscope.units import format_count
+from perfscope.units import format_count, format_parameters
 
 _TITLE = "Configurations, fastest first"
 #: The least probability that a listed configuration fits.
@@ -48,6 +49,11 @@ class Configuration:
         return int(self.terms_ns.sum()) / NS_PER_S
 
     @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Its throughput."""
+        return self.setup.tokens / self.seconds / self.setup.gpus
+
+    @property
     def interval(self) -> tuple[float, float]:
         """What the step takes in nine of ten cases."""
         return self.seconds / (1 + self.error), self.seconds * (1 + self.error)
@@ -68,10 +74,12 @@ class Configuration:
 class Ranking:
     """The fastest configuration of each layout that fits, fastest first.
 
-    ``tried`` counts all, ``checked`` are the errors of the calibration's rows, each predicted from the others.
+    ``tokens`` are to be trained on. ``tried`` counts all configurations. ``checked`` are the errors of the
+    calibration's rows, each predicted from the others.
     """
 
     configurations: tuple[Configuration, ...]
+    tokens: int | None
     tried: int
     calibration: Calibration
     checked: Errors | None = None
@@ -92,7 +100,7 @@ def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transfor
     fitting = [(memory, probability) for memory, probability in likely if probability >= _LIKELY]
     notes = tuple(f"not used to calibrate: {reason}" for _, reason in measured.refused)
     if not fitting:
-        return Ranking((), len(layouts), calibration, checked, notes)
+        return Ranking((), inputs.target.tokens, len(layouts), calibration, checked, notes)
     setups = [to_setup(inputs, memory.layout, shape, gpu, peak.dtype) for memory, _ in fitting]
     prediction = calibration.predict(setups)
     name = ConventionName.SIX_N if choice.transformer is None else ConventionName.MEGATRON_CORE
@@ -105,7 +113,7 @@ def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transfor
         terms = prediction.times.terms[:, index]
         one = Configuration(memory, probability, setups[index], terms, float(prediction.error[index]), float(mfu))
         best.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert), one)
-    return Ranking(tuple(best.values()), len(layouts), calibration, checked, notes)
+    return Ranking(tuple(best.values()), inputs.target.tokens, len(layouts), calibration, checked, notes)
 
 
 def to_setup(inputs: PlanInputs, layout: ParallelLayout, shape: Transformer, gpu: Gpu, dtype: str) -> StepSetup:
@@ -164,14 +172,14 @@ _COLUMNS = (
 def _list_section(ranking: Ranking) -> Section:
     if not ranking.configurations:
         return Section(_TITLE, notes=(f"None of {ranking.tried} fits: more GPUs or a larger batch are needed.",))
-    first = ranking.configurations[0]
-    stack = stack_of(first.setup)
-    source = f"Constants: {stack.name}, measured there on rows that did not fit them. Other software can take longer."
+    used = {stack.name: stack for stack in (stack_of(one.setup) for one in ranking.configurations)}
+    names = " and ".join(used)
+    source = f"Constants: {names}. Other software can take several times as long: calibrate it by a step of its own."
     if ranking.calibration.rows:
         rows = format_count(len(ranking.calibration.rows), "measured step")
-        source = f"Calibrated by {rows}, from the constants of {stack.name}."
-    elif not stack.is_measured:
-        source = f"Not calibrated: no such training is published. Constants: {stack.name}, by the ratio of the peaks."
+        source = f"Calibrated by {rows}, from the constants of {names}."
+    elif not all(stack.is_measured for stack in used.values()):
+        source = f"Not calibrated: no such training is published. Constants: {names}, by the ratio of the peaks."
     notes = [
         f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
         "They fit more probably than not, and split along the sequence where TP splits.",
@@ -179,6 +187,10 @@ def _list_section(ranking: Ranking) -> Section:
         source,
         *ranking.notes[:MOST_ROWS],
     ]
+    if ranking.tokens:
+        fastest = ranking.configurations[0]
+        seconds = ranking.tokens / fastest.setup.tokens * fastest.seconds
+        notes.append(f"{format_parameters(ranking.tokens)} tokens take {describe_duration(seconds)} with the fastest.")
     if ranking.checked:
         notes.append(
             f"Each measured step predicted from the others: {percent(ranking.checked.median):.1f} % off in the median, "
@@ -188,17 +200,13 @@ def _list_section(ranking: Ranking) -> Section:
 
 
 def _to_row(one: Configuration) -> Row:
-    layout, setup = one.memory.layout, one.setup
     low, high = one.interval
     limit, share = one.limit
-    degrees = (layout.tensor, layout.pipeline, layout.virtual, layout.context, layout.expert, layout.data, layout.zero)
     return (
-        *degrees,
-        layout.micro_batch,
-        str(layout.checkpointing),
+        *_layout_data(one).values(),
         one.seconds,
         f"{low:.3g} to {high:.3g}",
-        setup.tokens / one.seconds / setup.gpus,
+        one.tokens_per_s_per_gpu,
         percent(one.mfu),
         percent(one.share([BUBBLE])),
         percent(one.share(COMMUNICATION)),
@@ -208,8 +216,8 @@ def _to_row(one: Configuration) -> Row:
     )
 
 
-def _to_data(one: Configuration) -> dict[str, Json]:
-    layout, setup = one.memory.layout, one.setup
+def _layout_data(one: Configuration) -> dict[str, int | str]:
+    layout = one.memory.layout
     return {
         "tp": layout.tensor,
         "pp": layout.pipeline,
@@ -219,11 +227,17 @@ def _to_data(one: Configuration) -> dict[str, Json]:
         "dp": layout.data,
         "zero": layout.zero,
         "micro_batch": layout.micro_batch,
-        "micro_batches": setup.micro_batches,
         "checkpointing": str(layout.checkpointing),
+    }
+
+
+def _to_data(one: Configuration) -> dict[str, Json]:
+    return {
+        **_layout_data(one),
+        "micro_batches": one.setup.micro_batches,
         "step_s": one.seconds,
         "interval_s": list(one.interval),
-        "tokens_per_s_per_gpu": setup.tokens / one.seconds / setup.gpus,
+        "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
         "mfu": one.mfu,
         "terms_ns": {name: int(value) for name, value in zip(TERMS, one.terms_ns, strict=True)},
         "total_bytes": one.memory.total,
