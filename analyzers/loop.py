@@ -11,7 +11,7 @@ A host that reads a value of its device in every tenth step waits there for what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.measures.parts import HostPart, LifePart
+from perfscope.measures.step_selection import last_attempts
 from perfscope.report import Section
 from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
@@ -122,7 +123,10 @@ class LoopPart(Figures, frozen=True):
 
 
 class Loop(Result, frozen=True):
-    """``results.loop``: the training loop with everything that is in it."""
+    """``results.loop``: the training loop with everything that is in it.
+
+    ``delays_ns`` is for how long each rank's thread had no processor in a profiled step.
+    """
 
     rank: Annotated[int, Doc("The rank with the longest wall time, of which the loop is shown.")]
     steps: Annotated[int, Doc("Its steps, without the first one.")]
@@ -155,6 +159,7 @@ class Loop(Result, frozen=True):
     unknown_ns: int
     garbage_ns: int
     blocked_ns: int
+    delays_ns: Mapping[int, int]
     s = InUnit("loop_ns", NS_PER_S, "The loop: all steps but the first, and everything between them.")
     wall_s = InUnit("wall_ns", NS_PER_S, "The wall clock of this rank.")
     garbage_s = InUnit("garbage_ns", NS_PER_S, "Full collections of Python's garbage in it.")
@@ -298,6 +303,7 @@ def analyze(run: Run) -> Loop:
         unusual_steps=_unusual_steps(steps, pauses),
         garbage_ns=int(garbage[1:].sum()),
         blocked_ns=_find_blocked(steps),
+        delays_ns={steps.rank: _find_delay(steps) for steps in last_attempts(run.steps)},
         unknown_ns=int(np.maximum(ledger.by_step[LifePart.BETWEEN] - garbage, 0)[1:].sum()),
     )
 
@@ -314,6 +320,14 @@ def _find_start(ledger: Ledger) -> list[tuple[LifePart, int]]:
 def _find_blocked(steps: Steps) -> int:
     parts = split_steps([steps]) if steps.host is not None else None
     return 0 if parts is None else int(np.median(parts.parts_ns[HostPart.BLOCKED]))
+
+
+def _find_delay(steps: Steps) -> int:
+    """For how long other threads and processes had the processor in a mean profiled step."""
+    profiled = steps.window == "profiled"
+    if steps.host is None or not profiled.any():
+        return 0
+    return int(np.ma.filled(steps.host.delay_ns, 0)[profiled].mean())
 
 
 def _usual(steps: Steps) -> Bool:

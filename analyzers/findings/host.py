@@ -314,7 +314,8 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         step_us, loop = rank.compute + rank.communication + rank.waits_for_host, training.results.loop
         sleeps = loop is not None and loop.blocked_s * US_PER_S >= _NEARLY_ALL * cost_us
         least_us = (_LEAST_SLEEP if sleeps else _USUAL_PYTHON) * step_us
-        if cost_us < least_us:
+        delay_ns = loop.delays_ns.get(rank.rank or 0, 0) if loop is not None else 0
+        if cost_us - delay_ns / NS_PER_US < least_us:  # the trace does not tell a thread that waits for a processor
             return None
         line = _find_busy_line(training, rank.rank, cost_us / step_us)
         seen_place = line.place if line is not None else None

@@ -11,7 +11,7 @@ from perfscope.units import format_count, format_seconds
 
 #: What lies before the loop is a finding where it takes longer than a usual start, and enough of the wall clock.
 _USUAL_START_S, _LEAST_OF_WALL = 30.0, 0.02
-_PREPARE = "Prepare data once, and store the result; build and load the model on its device."
+_PREPARE = "Keep between runs what is prepared here, such as data and built extensions; load weights onto their device."
 #: The parts of a start, what a long one is called, and what to try by the largest part.
 _STARTS: tuple[tuple[str, dict[LifePart, str]], ...] = (
     (

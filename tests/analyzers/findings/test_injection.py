@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import kept_run
 from benchmarks.injected_faults import find
 from perfscope.analyzers.findings import Findings
 from perfscope.constants import NS_PER_S
@@ -130,3 +131,15 @@ def test_a_sleep_in_each_step_is_found_where_python_of_as_much_is_usual() -> Non
     (found,) = findings_of(RECORDED / "busy" / "plain_pause_between_each").findings
     assert (found.id, found.place) == ("host_pauses", "Loop.pause (tests/scripts/faults.py:195)")
     assert found.cost_s == pytest.approx(2.258, rel=0.1)
+
+
+def test_profiled_steps_without_a_processor_show_no_pause_of_their_own(tmp_path: Path) -> None:
+    """The same run, whose thread waited for a processor in its two profiled steps."""
+    shutil.copytree(kept_run(RECORDED / "busy" / "plain_pause_between_each"), tmp_path / "run")
+    path = tmp_path / "run" / "ranks" / "00000" / "steps.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row.get("window") == "profiled":
+            row["host"][1] = 60_000_000
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert not find(tmp_path / "run").findings

@@ -82,6 +82,7 @@ def test_what_comes_between_steps_is_a_share_of_the_loop() -> None:
         unknown_ns=0,
         garbage_ns=0,
         blocked_ns=0,
+        delays_ns={},
     )
     job = training()
     job.results = msgspec.structs.replace(job.results, loop=loop)
