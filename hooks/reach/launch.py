@@ -40,7 +40,11 @@ def prepare(config: Config) -> Path:
     (run_dir / wire.TRACES_FOLDER).mkdir()
     boot = run_dir / wire.BOOT_FOLDER
     boot.mkdir()
-    shutil.copyfile(_PACKAGED_BOOT / "sitecustomize.py", boot / "sitecustomize.py")
+    source, target = _PACKAGED_BOOT / "sitecustomize.py", boot / "sitecustomize.py"
+    try:
+        target.symlink_to(source)  # tools that measure the files of the working folder look where a link leads
+    except OSError:
+        shutil.copyfile(source, target)
     replace_file(str(boot / CONFIG_FILE), config.to_json().encode())
     _compile(boot)
     locations = "\n".join(str(Path(module.__file__ or "").resolve()) for module in (perfscope, hooks))
