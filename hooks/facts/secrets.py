@@ -21,7 +21,7 @@ _SECRET_VALUE = re.compile(
     r"\b((?:sk-|[rs]k_(?:live|test)_|gh[oprsu]_|github_pat_|xox[abeprs]-|xapp-|gl(?:pat|ptt|dt)-|wandb_|npm_|pypi-|dckr_pat_"
     r"|nvapi-|gsk_|r8_|hv[bs]\.|shpat_|ya29\.|GOCSPX-|SG\.|dop_v1_|lin_api_|ntn_|sbp_|xai-|pplx-|tskey-|AIza|dapi)"
     rf"(?=[\w.-]*?{_RANDOM_PART})[\w.-]+"
-    r"|hf_(?!transformers)[A-Za-z0-9]{12,}|api_org_[A-Za-z]{12,}"
+    r"|hf_(?!transformers)[A-Za-z0-9]{12,}|api_org_[A-Za-z0-9]{12,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{12,}(?:[\s:,]+[A-Za-z0-9/+]{40}\b)?"
     r"|AIza[A-Za-z0-9_-]{30,}|dapi[0-9a-f]{32}"
     r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*|[A-Za-z0-9_-]{32,}=*))"
@@ -41,7 +41,7 @@ _AUTHORIZATION = re.compile(
 #: ``NAME="some words"`` in a line of a shell, and ``name = value`` in TOML.
 _QUOTED_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)(?:=(?=["'])| *= +)("[^"]*"|'[^']*'|[^\s"',]+)""")
 #: ``"name": "value"``, as in an argument that holds JSON or YAML; a long word is searched once, from its beginning.
-_NAMED_VALUE = re.compile(r"""(\\?["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
+_NAMED_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)(\\?["']?\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
 #: What follows one of these words, or a key of AWS, is a secret where it looks like ``user:password`` or a long key.
 _LOGINS = {"-u", "--user", "--proxy-user", "login", "--relogin"}
 _LOGIN = re.compile(r"[^:/\s]+:\S+|(?:[A-Za-z0-9_]{32,}|[A-Za-z0-9/+]{40})\W*")
@@ -134,8 +134,8 @@ def redact_value(value: str) -> str:
 
 
 def _without_secret(match: re.Match[str]) -> str:
-    quote, name, colon, _ = match.groups()
-    return f"{quote}{name}{quote}{colon}{REDACTED}" if _is_secret_name(name) else match[0]
+    name, colon, _ = match.groups()
+    return f"{name}{colon}{REDACTED}" if _is_secret_name(name) else match[0]
 
 
 def redact_facts(facts: Mapping[str, object]) -> dict[str, object]:

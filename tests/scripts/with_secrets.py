@@ -1,4 +1,4 @@
-"""Nine steps of a model that was built from a configuration with a secret; arguments are ignored."""
+"""Nine steps of a model that was built from a configuration with a secret, then an error that quotes many."""
 
 import os
 from types import SimpleNamespace
@@ -20,3 +20,4 @@ for batch in batches:
     model(batch).square().mean().backward()
     optimizer.step()
 torch.save(model.state_dict(), os.environ["CANARY_URL"].rpartition("/")[2])
+raise ConnectionError(os.environ["FAILURE"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
 from zlib import crc32
@@ -412,7 +412,7 @@ class Columns:
         return number
 
 
-@cache
+@lru_cache(1 << 16)
 def is_caller(name: str, kind: Events) -> bool:
     """Whether an event of this name tells who made a call."""
     return bool(_OPERATOR.match(name) if kind is Events.OPERATORS else _FUNCTION.match(name))

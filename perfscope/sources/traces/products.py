@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -89,7 +89,7 @@ class Meaning(NamedTuple):
     needs_values: bool = False
 
 
-@cache
+@lru_cache(1 << 16)  # names of generated kernels have no end
 def find_meaning(name: str) -> Meaning | None:
     """What an operator's name says; None where it neither multiplies nor tells passes apart.
 
