@@ -15,6 +15,7 @@ from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
+from perfscope.models.hardware import find_gpu
 from perfscope.models.transformer import Transformer, require_consistent
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup
 
@@ -108,6 +109,7 @@ def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
         gradient_bytes=int(text("gradient_bytes")),
         network_gb_s=float(text("network_gb_s")) if text("network_gb_s") else None,
     )
+    find_gpu(setup.gpu).peak_tflops(setup.dtype)  # refuses a GPU or a data type that has no peak
     if setup.gpus != gpus or setup.gbs != gbs:
         product = f"{data} replicas x {micro_batch} x {micro_batches} micro-batches = {setup.gbs}"
         raise UsageError(f"a global batch of {gbs} on {gpus} GPUs is not {product}")
