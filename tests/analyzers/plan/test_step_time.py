@@ -56,7 +56,7 @@ def test_rows_that_no_constant_saw_are_predicted(stack: str, limits: tuple[int, 
     assert errors.covered >= 0.85  # of an interval for 90 %
 
 
-@pytest.mark.parametrize(("gpu", "before", "after"), [("h100-sxm", 0.25, 0.04), ("a100-80", 0.15, 0.04)])
+@pytest.mark.parametrize(("gpu", "before", "after"), [("h100-sxm", 0.25, 0.04), ("a100-80", 0.07, 0.04)])
 def test_five_rows_calibrate_another_stack(gpu: str, before: float, after: float) -> None:
     """FSDP asked as if it were Megatron: the constants of a stack that was never seen."""
     rows = tuple(
