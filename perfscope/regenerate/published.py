@@ -1,8 +1,8 @@
 """Whether the figures of a published table follow from each other.
 
 Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again from its own row and the baseline.
-TFLOPs, MFU and HFU of a model that is known by its name follow the convention of most cells under their heading, within
-1 %; the peak is of the row's GPU and precision.
+TFLOPs, MFU and HFU of a model that is known by its name follow, within 1 %, the convention of most cells under their
+heading. The peak is of the row's GPU and precision.
 
 A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is *from
 unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*. Figures by other
@@ -293,8 +293,9 @@ def _find_followed(figure: PrintedFigure, ways: Sequence[Counted]) -> dict[str, 
     nearly = float(_NEAR * figure.number + half)
     found: dict[str, Counted] = {}
     for way in ways:
-        if abs(way.estimate - figure.number) > nearly or (way.name in found and not found[way.name].fault):
-            continue  # exact fractions are slow
+        is_known = way.name in found and (way.fault or not found[way.name].fault)
+        if is_known or abs(way.estimate - figure.number) > nearly:  # exact fractions are slow
+            continue
         is_within = abs(way.number - figure.number) <= TOLERANCE * figure.number + half
         if is_within or judge(figure, way.value.over(exact_interval(figure.unit))) is not CellVerdict.WRONG:
             found[way.name] = way

@@ -164,14 +164,14 @@ def report_folder(folder: Path, constants: Mapping[Quantity, Constant], gpu: Gpu
         reasons = {(cell.line, cell.row): cell.reason for cell in checked.uncheckable}
         refused = Counter(reason for key, reason in reasons.items() if key not in by_row)
         count = len({(row.line, row.label) for table in file.tables for row in table.rows})
-        rows.append((path.name, len(file.tables), count, len(by_row) - len(left), len(right), len(found), len(left)))
+        rows.append((path.name, count, len(by_row) - len(left), len(right), len(left), checked.products, len(found)))
         flagged += [(path.name, what, number) for what, number in wrong.items()]
         flagged += [(path.name, f"line {row.line}: {row.problem}", 1) for row in checked.contradictions]
         unanswered += [(path.name, reason.partition(": ")[2], None) for reason in file.unread[:1]]
         unanswered += [(path.name, reason, number) for reason, number in refused.most_common()]
     if not rows:
         raise SourceError(folder, "contains no markdown and no CSV")
-    headings = ("File", "Tables", "Rows", "Answered", "Right within 1 %", "Flagged", "Another convention")
+    headings = ("File", "Rows", "Answered", "Right within 1 %", "Another convention", "Products", "Flagged")
     sections = (
         _section("Files", headings, rows, _FILES_EXPLAINED),
         _section("Flagged", ("File", "What", "Cells"), flagged),
@@ -182,8 +182,8 @@ def report_folder(folder: Path, constants: Mapping[Quantity, Constant], gpu: Gpu
 
 
 _FILES_EXPLAINED = (
-    "Answered: rows with a TFLOPs, MFU, HFU, speed-up or efficiency that was recomputed. Flagged: rows of which a "
-    "figure is wrong, or whose columns contradict each other."
+    "Answered: rows with a TFLOPs, MFU, HFU, speed-up or efficiency that was recomputed. Products: totals compared with "
+    "their factors. Flagged: rows of which a figure is wrong, or whose columns contradict each other."
 )
 
 
