@@ -182,8 +182,8 @@ def report_folder(folder: Path, constants: Mapping[Quantity, Constant], gpu: Gpu
 
 
 _FILES_EXPLAINED = (
-    "Answered: rows with a TFLOPs, MFU, HFU, speed-up or efficiency that was recomputed. Products: totals compared with "
-    "their factors. Flagged: rows of which a figure is wrong, or whose columns contradict each other."
+    "Answered: rows with a TFLOPs, MFU, HFU, speed-up or efficiency that was recomputed. Products: totals compared "
+    "with their factors. Flagged: rows of which a figure is wrong, or whose columns contradict each other."
 )
 
 

@@ -36,6 +36,7 @@ _SIZE_REST = re.compile(r"(?P<unit>[KMBT]|billion|million|bn)?(\s*param(eter)?s?
 _COMPOUND_TIME = re.compile(r"\s*\d+ ?[dhm] ?\d")
 _PAIR = re.compile(rf"(?P<first>{_NUMBER})\s*\((?P<second>{_NUMBER})\)")
 _FOOTNOTES = re.compile(r"(\s*(\[\^?[\w-]+\]|<sup>[^<]*</sup>|[\u2020\u2021\u00a7]))+$")
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\([^)]*\)")
 _CHANGE = re.compile(r"[(\uff08](?P<inside>[^()\uff08\uff09]*)[)\uff09]\s*$")
 _CHANGE_PART = re.compile(
     r"(?P<before>[↓↑+\-\u2212]?)\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<after>[↓↑]?)\s*(?P<percent>%?)\s*(?P<last>[↓↑]?)"
@@ -63,14 +64,11 @@ def leading_number(cell: Cell) -> PrintedFigure | None:
 
 def without_footnotes(cell: Cell) -> Cell:
     """The cell without the marks of footnotes at its end: ``661[^note]``, ``661<sup>1</sup>``; of a link, its text."""
-    link = re.fullmatch(r"\[(?P<text>[^\]]+)\]\([^)]*\)", cell.text)
+    text, start = _FOOTNOTES.sub("", cell.text), cell.span.start
+    link = _LINK.fullmatch(text)
     if link:
-        start = cell.span.start + 1
-        return Cell(link["text"], TextSpan(cell.span.line, start, start + len(link["text"])))
-    marks = _FOOTNOTES.search(cell.text)
-    if marks is None:
-        return cell
-    return Cell(cell.text[: marks.start()], TextSpan(cell.span.line, cell.span.start, cell.span.start + marks.start()))
+        text, start = link["text"], start + 1
+    return Cell(text, TextSpan(cell.span.line, start, start + len(text))) if text != cell.text else cell
 
 
 def split_pair(cell: Cell) -> tuple[Cell, Cell] | None:
