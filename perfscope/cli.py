@@ -7,6 +7,7 @@ typer ``app`` of such functions. It is imported when it is called (or when ``--h
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -292,4 +293,8 @@ def _run() -> int:
         return ExitCode.FAILED
     except _TYPER_USAGE_ERROR as error:
         raise _in_one_line(error) from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise UsageError("an argument is longer than the name of a file can be") from None
     return code if isinstance(code, int) else ExitCode.OK

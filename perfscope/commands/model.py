@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
@@ -48,6 +49,7 @@ _NUMBERS = (
 )  # fmt: skip
 _MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
 _FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0), "lora": ("lora", 1)}
+_COUNT = re.compile("[0-9]{1,12}")
 _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
 
 
@@ -61,7 +63,7 @@ class ModelOptions(NamedTuple):
             metavar="NAME|FILE|DIMENSIONS",
             help="A name (llama3-8b), a Hugging Face config.json or its folder, a training log, or dimensions: "
             f"{_EXAMPLE}, and kv_heads, head_dim, ffn, gated, tied, window, window_layers, experts, top_k, "
-            "expert_ffn, shared_ffn, dense_layers; of a name, too: mtp_layers, padded_vocab, lora.",
+            "expert_ffn, shared_ffn, dense_layers; of a name or file, too: mtp_layers, padded_vocab, lora.",
         ),
     ] = None
 
@@ -208,8 +210,8 @@ def _describe_training(description: ModelDescription) -> Iterator[str]:
         yield f"with multi-token prediction: mtp_layers={model.mtp_layers} modules are counted"
     elif modules:
         yield (
-            f"num_nextn_predict_layers = {modules} is not counted, as in the published size; "
-            f"`--model NAME,mtp_layers={modules}` counts it"
+            f"multi-token prediction is not counted, as in the published size; "
+            f"mtp_layers={modules} after the name or file counts it"
         )
     if not model.trained:
         yield "LoRA: the model's weights get no gradients; the operations of the adapters are not counted"
@@ -242,9 +244,11 @@ def choose_logged_model(log: JobLog) -> ModelChoice | None:
 
 def _find_model(text: str, seq_len: int) -> ModelChoice:
     name, *words = text.split(",")
-    preset = find_preset(name)
-    if preset is not None:
-        return _choose(_complete(preset, _parse_dimensions(words)))
+    known = find_preset(name)
+    if known is None and words and is_config_file(Path(name)):
+        known = read_config(Path(name))
+    if known is not None:
+        return _choose(_complete(known, _parse_dimensions(words)))
     path = Path(text)
     if path.exists() or path.suffix in _FILE_SUFFIXES or ("/" in text and "=" not in text):
         return _read_file(path)
@@ -287,8 +291,8 @@ def _parse_dimensions(words: list[str]) -> dict[str, int]:
         elif name not in _NUMBERS:
             known = ", ".join((*_NUMBERS, *_FLAGS))
             raise UsageError(f"--model: {word!r} is no dimension of a model", hint=f"dimensions: {known}")
-        elif not (value.isascii() and value.isdecimal()) or int(value) < (0 if name in _MAY_BE_ZERO else 1):
-            raise UsageError(f"--model: {name} must be at least 1, not {value or 'nothing'}")
+        elif not _COUNT.fullmatch(value) or int(value) < (0 if name in _MAY_BE_ZERO else 1):
+            raise UsageError(f"--model: {name} must be at least 1 and below 10**12, not {value or 'nothing'}")
         else:
             number = int(value)
         if name in found:

@@ -107,7 +107,7 @@ def scaling(
 
 def _parse_counts(text: str | None) -> tuple[int, ...]:
     words = [] if text is None else text.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+    if not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", word, re.ASCII) for word in words):
         raise UsageError(f"{text!r} is not a list of numbers of GPUs", hint="write --predict 64,128")
     return tuple(int(word) for word in words)
 

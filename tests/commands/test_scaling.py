@@ -108,6 +108,7 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(gpt2: Path) -> None:
         ["b8", "--svg", "out.png"],
         ["b8", "--predict", "0"],
         ["b8", "--predict", "many"],
+        ["b8", "--predict", "\u00b2"],
         ["b8", "--warmup", "-1"],
         ["b8", "--protocol", "dlperf-deepspeed", "--warmup", "5"],
     ],

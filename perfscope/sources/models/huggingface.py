@@ -60,11 +60,19 @@ _DELTA = (
     "linear_conv_kernel_dim",
 )  # fmt: skip
 #: Other names of kinds of layers.
-_KINDS = {"attention": "full_attention", "mamba": "linear_attention"}
+_KINDS = {
+    "attention": "full_attention", "global": "full_attention", "local": "sliding_attention",
+    "mamba": "linear_attention",
+}  # fmt: skip
 #: DeepSeek-V4's kinds by how many tokens share a key, as ``compress_ratios`` names them.
 _COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 _OTHER_PARTS = ("vision_config", "audio_config", "speech_config", "text_config", "encoder", "decoder")
-_UNKNOWN_IF_SET = ("use_qk_norm", "qk_layernorm", "parallel_layers")
+_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_PREDICTION_MODULES = ("num_nextn_predict_layers", "num_mtp_modules")
+#: Parts that change a layer, and the architectures in which they are known.
+_KNOWN_IN: Mapping[str, tuple[str, ...]] = {
+    "qk_layernorm": (), "parallel_layers": (), "kv_lora_rank": _LATENT, "index_topk": ("deepseek_v4",),
+}  # fmt: skip
 _DEEPSPEED_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
 
 
@@ -88,7 +96,7 @@ class Family(NamedTuple):
     qkv_bias: Flag = False
     out_bias: Flag = False
     mlp_bias: Flag = False
-    head_bias: bool = False
+    head_bias: Flag = False
     tied: bool = False
     positions: int | None = None
     qk_norm: str = ""
@@ -113,10 +121,20 @@ _PLAIN: dict[str, Any] = {"gated": False, "norm_vectors": 2}
 _GPT2 = Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0)
 _LLAMA = Family(**_ATTENTION, mlp_bias=_MLP_BIAS)
 _DEEPSEEK = Family(mixture=True)
+_WINDOW = MappingProxyType({"sliding_window": 4096})
+_NO_WINDOW = MappingProxyType({"use_sliding_window": False, "max_window_layers": 28})
 
 FAMILIES: Mapping[str, Family] = {
     "gpt2": _GPT2,
-    "gpt_neo": Family(**_PLAIN, out_bias=True, mlp_bias=True, tied=True, positions=0),
+    "gpt_neo": Family(
+        **_PLAIN,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        positions=0,
+        full_every=2,
+        defaults=MappingProxyType({"sliding_window": 256}),
+    ),
     "gpt_neox": Family(**_PLAIN, qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=True),
     "gptj": Family(**_PLAIN, norms=1, mlp_bias=True, head_bias=True),
     "opt": Family(
@@ -127,8 +145,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "bloom": Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, other_norms=2),
     "llama": _LLAMA,
-    "mistral": Family(),
-    "smollm3": Family(**_ATTENTION, mlp_bias=_MLP_BIAS, tied=True),
+    "mistral": Family(defaults=_WINDOW),
+    "smollm3": Family(**_ATTENTION, mlp_bias=_MLP_BIAS, tied=True, defaults=_NO_WINDOW),
     "granite": _LLAMA,
     "phi": Family(**_PLAIN, norms=1, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True),
     "phi3": Family(),
@@ -136,9 +154,9 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron": Family(**_PLAIN, **_ATTENTION, mlp_bias=_MLP_BIAS),
     "olmo": Family(norm_vectors=0, **_ATTENTION),
     "olmo2": Family(**_ATTENTION, qk_norm="full"),
-    "cohere": Family(norms=1, **_ATTENTION, tied=True),
+    "cohere": Family(norms=1, **_ATTENTION, tied=True, qk_norm="full", has_qk_norm=("use_qk_norm", False)),
     "gemma": Family(**_ATTENTION, tied=True, head_dim=256, is_swiglu=False),
-    "gemma2": Family(norms=4, **_ATTENTION, tied=True, head_dim=256, full_every=2, is_swiglu=False),
+    "gemma2": Family(norms=4, **_ATTENTION, tied=True, head_dim=256, full_every=2, is_swiglu=False, defaults=_WINDOW),
     "gemma3_text": Family(
         norms=4,
         **_ATTENTION,
@@ -147,22 +165,24 @@ FAMILIES: Mapping[str, Family] = {
         head_dim=256,
         full_every=6,
         is_swiglu=False,
-        defaults=MappingProxyType({"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}),
+        defaults=MappingProxyType(
+            {**_WINDOW, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
+        ),
     ),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(**_ATTENTION, qk_norm="head", head_dim=128),
-    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True),
-    "qwen3_moe": Family(**_ATTENTION, qk_norm="head", mixture=True),
+    "qwen2": Family(qkv_bias=True, defaults=_NO_WINDOW),
+    "qwen3": Family(**_ATTENTION, qk_norm="head", head_dim=128, defaults=_NO_WINDOW),
+    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True, defaults=_NO_WINDOW),
+    "qwen3_moe": Family(**_ATTENTION, qk_norm="head", mixture=True, defaults=_NO_WINDOW),
     "mixtral": Family(mixture=True),
     "arcee": Family(gated=False, **_ATTENTION, mlp_bias=_MLP_BIAS),
-    "cohere2": Family(norms=1, **_ATTENTION, tied=True, full_every=4),
-    "dots1": Family(**_ATTENTION, qk_norm="head", mixture=True),
+    "cohere2": Family(norms=1, **_ATTENTION, tied=True, full_every=4, defaults=_WINDOW),
+    "dots1": Family(**_ATTENTION, qk_norm="head", mixture=True, defaults=_NO_WINDOW),
     "ernie4_5": Family(
         **_biases("use_bias", default=False),
         tied=True,
         head_dim=128,
     ),
-    "exaone4": Family(qk_norm="head", full_every=4),
+    "exaone4": Family(qk_norm="head", full_every=4, defaults=_WINDOW),
     "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
     "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
     "glm4_moe": Family(
@@ -172,10 +192,10 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan_v1_dense": Family(**_ATTENTION, qk_norm="head"),
     "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False), head_dim=128),
     "minimax_m2": Family(qk_norm="full", mixture=True, head_dim=128),
-    "ministral": Family(),
+    "ministral": Family(defaults=_WINDOW),
     "ministral3": Family(head_dim=128),
-    "olmo3": Family(**_ATTENTION, qk_norm="full", full_every=4),
-    "phimoe": Family(norm_vectors=2, **_ATTENTION, mixture=True),
+    "olmo3": Family(**_ATTENTION, qk_norm="full", full_every=4, defaults=_WINDOW),
+    "phimoe": Family(norm_vectors=2, **_ATTENTION, mixture=True, head_bias=("lm_head_bias", False)),
     "seed_oss": Family(
         qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False), mlp_bias=_MLP_BIAS, head_dim=128
     ),
@@ -187,6 +207,7 @@ FAMILIES: Mapping[str, Family] = {
         head_dim=64,
         full_every=2,
         is_swiglu=False,
+        defaults=MappingProxyType({"sliding_window": 128}),
     ),
     "llama4_text": Family(
         **_ATTENTION,
@@ -233,15 +254,23 @@ def read_config(path: Path) -> ModelDescription:
         )
     model, text = to_transformer(config, str(file)), text_config(config)
     notes = () if text is config else (f"the text model of {config.get('model_type')!r} alone is counted",)
-    return ModelDescription(
-        model, f"{file} ({text['model_type']})", notes, mtp_layers=text.get("num_nextn_predict_layers") or 0
-    )
+    return ModelDescription(model, f"{file} ({text['model_type']})", notes, mtp_layers=prediction_modules(text))
 
 
 def text_config(config: Config) -> Config:
-    """The part that describes the text model, where one of a known kind is within a model of images or sound."""
+    """The part that describes the text model, where one of a known kind is within a model of images or sound.
+
+    Whether embeddings are tied can be stated beside it.
+    """
     text = config.get("text_config")
-    return text if isinstance(text, Mapping) and text.get("model_type") in FAMILIES else config
+    if not (isinstance(text, Mapping) and text.get("model_type") in FAMILIES):
+        return config
+    return {key: config[key] for key in ("tie_word_embeddings",) if key in config} | dict(text)
+
+
+def prediction_modules(config: Config) -> int:
+    """The modules for multi-token prediction that a config states."""
+    return _find_count(config, _PREDICTION_MODULES) or 0
 
 
 def to_transformer(config: Config, name: str) -> Transformer:
@@ -260,7 +289,8 @@ def to_transformer(config: Config, name: str) -> Transformer:
 
 def _to_transformer(config: Config, name: str) -> Transformer:
     family = _family(config, name)
-    _optional_count(config, "num_nextn_predict_layers", name)
+    for key in _PREDICTION_MODULES:
+        _optional_count(config, key, name)
     config = {**family.defaults, **config}
     _refuse_unknown_parts(config, family, name)
     kinds = _kinds(config, family, name)
@@ -309,9 +339,11 @@ def _family(config: Config, name: str) -> Family:
 
 def _refuse_unknown_parts(config: Config, family: Family, name: str) -> None:
     kind = config["model_type"]
-    for key in _UNKNOWN_IF_SET:
-        if config.get(key) and (isinstance(family.has_qk_norm, bool) or key not in family.has_qk_norm):
-            raise UsageError(f"{name}: {key} in {kind!r} is not known")
+    unknown = [key for key, known in _KNOWN_IN.items() if config.get(key) and kind not in known]
+    if config.get("use_qk_norm") and not family.qk_norm and isinstance(family.has_qk_norm, bool):
+        unknown.append("use_qk_norm")
+    if unknown:
+        raise UsageError(f"{name}: {unknown[0]} in {kind!r} is not known")
     if not family.mixture and (_find_count(config, _EXPERTS) or 0) > 1:
         raise UsageError(f"{name}: experts in {kind!r}, which has a dense MLP elsewhere, are not known")
     projected = config.get("word_embed_proj_dim", config.get("hidden_size"))
@@ -384,7 +416,7 @@ def _positions(config: Config, family: Family, name: str) -> int:
 
 def _kinds(config: Config, family: Family, name: str) -> list[str]:
     """The kind of each layer, by the names of ``layer_types``."""
-    stated = config.get("layers_block_type") or config.get("layer_types")
+    stated = config.get("layers_block_type") or config.get("layer_types") or config.get("attention_layers")
     pattern, ratios = config.get("hybrid_override_pattern"), config.get("compress_ratios")
     layers = _find_count(config, _LAYERS)
     if stated is None and pattern is not None:
@@ -400,10 +432,15 @@ def _kinds(config: Config, family: Family, name: str) -> list[str]:
         layers = _require_count(config, _LAYERS, name, "number of layers")
         if layers > _MOST_LAYERS:
             raise UsageError(f"{name}: {layers} layers are not possible")
+        if len(family.kinds) > 1:
+            raise UsageError(f"{name}: the kinds of its layers (layer_types) are missing")
         every = config.get("full_attention_interval") or config.get("sliding_window_pattern") or family.full_every
+        first = config.get("max_window_layers") or 0 if config.get("use_sliding_window") else 0
         has_window = family.kinds != ("sliding_attention",) or _has_window(config)
         kinds = [
-            family.kinds[0] if has_window and not (every and (layer + 1) % every == 0) else "full_attention"
+            family.kinds[0]
+            if has_window and layer >= first and not (every and (layer + 1) % every == 0)
+            else "full_attention"
             for layer in range(layers)
         ]
     unknown = {str(kind) for kind in kinds} - {"full_attention", *family.kinds}
@@ -460,7 +497,7 @@ def _makers(config: Config, name: str) -> dict[str, Callable[[Transformer, int],
 
 
 def _latent(config: Config, name: str) -> Latent | None:
-    if config["model_type"] not in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
+    if config["model_type"] not in _LATENT:
         return None
     return Latent(
         q_rank=_optional_count(config, "q_lora_rank", name),
@@ -534,7 +571,7 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
     outside = family.other_norms * family.norm_vectors * model.hidden
     if kind == "opt" and not config.get("do_layer_norm_before", True):
         outside = 0
-    if family.head_bias:
+    if _flag(config, family.head_bias):
         outside += model.vocabulary
     projections = None
     if kind == "qwen3_next":  # queries have gates

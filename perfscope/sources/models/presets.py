@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from perfscope.models.transformer import ModelDescription
-from perfscope.sources.models.huggingface import to_transformer
+from perfscope.sources.models.huggingface import prediction_modules, to_transformer
 
 _ALIASES = re.compile(r"^aliases = \[(.*)\]$", re.MULTILINE)
 
@@ -52,6 +52,6 @@ def find_preset(name: str) -> ModelDescription | None:
         transformer=to_transformer(config, preset),
         origin=f"the preset {preset} ({entry['source']})",
         seq_len=entry.get("seq_len"),
-        mtp_layers=config.get("num_nextn_predict_layers", 0),
+        mtp_layers=prediction_modules(config),
         published=tuple(entry.get("published", ())),
     )

@@ -75,6 +75,7 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
     ("olmo", _GROUPED, 135680),
     ("olmo2", _GROUPED, 136368),
     ("cohere", _GROUPED, 129536),
+    ("cohere", {**_GROUPED, "use_qk_norm": True}, 129776),
     ("gemma", _WIDE, 160448),
     ("gemma2", _WIDE, 160832),
     ("gemma3_text", _WIDE, 160928),
@@ -109,14 +110,14 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
         198752,
     ),
     ("granitemoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413376),
-    ("hunyuan_v1_dense", _WIDE, 166944),
+    ("hunyuan_v1_dense", {**_WIDE, "use_qk_norm": True}, 166944),
     ("internlm3", _GROUPED, 596928),
-    ("minimax_m2", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 878016),
+    ("minimax_m2", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "use_qk_norm": True}, 878016),
     ("ministral", _WIDE, 166848),
     ("ministral3", _GROUPED, 596928),
     ("dots1", {**_WIDE, **_MIXTURE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}, 198176),
     ("olmo3", {**_GROUPED, "attention_bias": True}, 136848),
-    ("phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413824),
+    ("phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}, 413924),
     ("seed_oss", _GROUPED, 601536),
     ("gpt_oss", {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}, 449508),
     (
@@ -225,7 +226,10 @@ def _config(tmp_path: Path, **keys: object) -> Path:
         ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "MXE*"}, "layers of type X"),
         ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "M" * 9}, "the kinds of 9 layers"),
         ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "ME*M", "n_groups": 0}, "n_groups"),
+        ({"model_type": "nemotron_h", **_HYBRID}, "the kinds of its layers"),
         ({"model_type": "phi", **_SMALL, "qk_layernorm": True}, "qk_layernorm"),
+        ({"model_type": "deepseek_v3", **_LATENT, "index_topk": 2048}, "index_topk"),
+        ({"model_type": "glm4_moe", **_WIDE, **_MIXTURE, "kv_lora_rank": 512}, "kv_lora_rank"),
         (
             {"model_type": "opt", **_SMALL, "max_position_embeddings": 9, "word_embed_proj_dim": 32},
             "word_embed_proj_dim",
@@ -269,11 +273,45 @@ def test_a_value_of_another_type_is_refused_or_read_and_never_breaks(
             assert refusal.startswith("config.json") or (stored >= used > 0 < operations), (key, value)
 
 
+#: The layers with a sliding window in the classes of transformers 5.23, and all layers.
+WINDOWS = [
+    ("gemma2", {}, 2, 4),
+    ("cohere2", {}, 3, 4),
+    ("gpt_neo", {"attention_layers": ["global", "local", "local", "local"]}, 3, 4),
+    ("mistral", {}, 4, 4),
+    ("mistral", {"sliding_window": None}, 0, 4),
+    ("qwen2", {"sliding_window": 16}, 0, 4),
+    ("qwen3", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, 3, 4),
+]
+
+
+@pytest.mark.parametrize(("kind", "keys", "windows", "layers"), WINDOWS)
+def test_layers_have_the_windows_of_the_class_where_the_file_leaves_them_out(
+    kind: str, keys: dict[str, Any], windows: int, layers: int
+) -> None:
+    config = {"model_type": kind, **_WIDE, "max_position_embeddings": 32, "num_hidden_layers": layers, **keys}
+    assert sum(mixer.layers for mixer in to_transformer(config, kind).mixers) == windows
+
+
+def test_prediction_modules_are_counted_of_a_file_where_asked(tmp_path: Path) -> None:
+    config = {"model_type": "minimax_m2", **_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    path = _config(tmp_path, **config, num_mtp_modules=3)
+    said = answer("tflops", "--model", path, *STEP)["assumed"]
+    assert any("mtp_layers=3 after the name or file" in line for line in said)
+    assert answer("tflops", "--model", f"{path},mtp_layers=3", *STEP)["model"]["parameters"] > 878016
+
+
 @pytest.mark.parametrize("value", [-253.0, 1536.5, -1, True, "1536"])
 def test_a_rank_that_is_no_count_is_refused(value: object) -> None:
     keys = next(keys for kind, keys, _ in BUILT_BY_TRANSFORMERS if kind == "kimi_k2")
     with pytest.raises(UsageError, match="q_lora_rank"):
         to_transformer({"model_type": "kimi_k2", **keys, "q_lora_rank": value}, "config.json")
+
+
+def test_embeddings_can_be_tied_beside_the_text_model() -> None:
+    text = {"model_type": "ministral3", **_GROUPED}
+    tied, untied = ({"model_type": "mistral3", "tie_word_embeddings": value, "text_config": text} for value in (1, 0))
+    assert total_parameters(to_transformer(untied, "a")) - total_parameters(to_transformer(tied, "a")) == 6400
 
 
 def test_the_text_model_of_a_model_of_images_is_counted_and_said(tmp_path: Path) -> None:
