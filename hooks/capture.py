@@ -615,6 +615,9 @@ class Capture:
     def _finish_at_exit(self) -> None:
         with contextlib.suppress(BaseException):  # of a signal: the capture has ended, and so does the process
             self.finish()
+        with contextlib.suppress(BaseException):
+            if os.getpid() == self.pid:
+                self._windows.stop_at_exit()
 
     # The model.
     @hook_entry

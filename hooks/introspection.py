@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,15 @@ if TYPE_CHECKING:
 
 #: So many first batches, outputs and steps are looked at, to learn what a training is.
 FIRST_LOOKS = 4
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.token = object()
+
+
+#: ``THREAD.token`` is another object in each thread; the number of a thread that has ended may be given again.
+THREAD = _Thread()
 
 
 class Tracers:

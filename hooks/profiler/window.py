@@ -16,7 +16,6 @@ import os
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from typing import Any
 from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
+from perfscope.hooks.introspection import THREAD
 from perfscope.hooks.selection import StepWindow
 from perfscope.wire.records import RankRecord, WindowRecord
 from perfscope.wire.traces import TraceMetadata
@@ -63,7 +63,7 @@ class ProfilerWindow:
         self._began_ns = time.monotonic_ns()
         torch = sys.modules["torch"]
         self.steps = steps
-        self.thread = threading.get_native_id()
+        self.thread = THREAD.token
         self.records_stack = config.stack and not steps.is_light
         self.start_ns = 0
         self._rss_before_bytes = read_resident_bytes()
@@ -97,7 +97,7 @@ class ProfilerWindow:
         """Begin the warm-up step."""
         self._is_running = True
         self._cupti.prepare()
-        with _unseen():
+        with _unseen(), _unwarned(sys.modules["torch"]):
             self.profiler.start()
         self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
@@ -157,16 +157,16 @@ class ProfilerWindow:
                 self._cupti.stop(self._stop_profiler)
         finally:
             if self._is_running:
-                self._stop_profiler()
+                with _unseen():
+                    sys.modules["torch"].autograd._disable_profiler()
+                self._is_running = False
             self._release_memory()
 
     def _stop_profiler(self) -> None:
-        self._is_running = False
-        with _unseen():
-            if self.thread == threading.get_native_id():
+        if self.thread is THREAD.token:
+            with _unseen():
                 self.profiler.stop()
-            else:  # without it the interpreter's end would crash
-                sys.modules["torch"].autograd._disable_profiler()
+            self._is_running = False
 
     def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> WindowRecord:
         stopped_ns = time.monotonic_ns()
@@ -268,6 +268,23 @@ def _unseen() -> Iterator[None]:
     finally:
         if level.value == _SILENT:  # else kineto has begun in here, and set it
             level.value = before
+
+
+@contextlib.contextmanager
+def _unwarned(torch: Any) -> Iterator[None]:
+    """Leave out a warning that torch 2.10 to 2.12 give at the start of every profiler with a schedule.
+
+    It tells a script that its profiler has several cycles, which none of ours has (pytorch/pytorch#180387).
+    """
+    module = torch.profiler.profiler
+    warn = getattr(module, "_warn_once", None)
+    if warn is not None:
+        module._warn_once = lambda *_args, **_kwargs: None
+    try:
+        yield
+    finally:
+        if warn is not None:
+            module._warn_once = warn
 
 
 def find_light_activities(torch: Any) -> list[object]:

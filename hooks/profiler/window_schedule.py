@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from perfscope import wire
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.guard import call_safely
-from perfscope.hooks.introspection import is_in_backward
+from perfscope.hooks.introspection import THREAD, is_in_backward
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.module_calls import ModuleCalls
 from perfscope.hooks.open_window import OPEN_WINDOW
@@ -55,13 +55,14 @@ class WindowSchedule:
         self._memory = memory
         self._pending = [replace(window, activities=_first_activities(config)) for window in config.windows]
         self._window: ProfilerWindow | None = None
+        self._last: ProfilerWindow | None = None
         self._is_changing = False
         self._discard_after_change = False
         self._was_held = False
         #: The profilers of the script that run, by their ids.
         self._others: set[int] = set()
         #: The thread in which the last step ended, and whether that is another one than before.
-        self._thread: int | None = None
+        self._thread: object = None
         self._has_moved = False
         self._ranges = ModuleCalls("nn.Module: ")
         #: Windows that were asked for while training runs, and are looked at when a step ends.
@@ -101,8 +102,8 @@ class WindowSchedule:
                 self._say(f"no window is profiled: {_IN_BACKWARD}")
             self.blocked_by = _IN_BACKWARD
             return
-        last, self._thread = self._thread, threading.get_native_id()
-        self._has_moved = last not in (None, self._thread)
+        last, self._thread = self._thread, THREAD.token
+        self._has_moved = last is not None and last is not self._thread
         self._lose_moved_window()
         self._is_changing = True
         try:
@@ -128,7 +129,7 @@ class WindowSchedule:
 
     def _lose_moved_window(self) -> None:
         window = self._window
-        if window is not None and window.thread != threading.get_native_id():
+        if window is not None and window.thread is not THREAD.token:
             self.discard()
             self._say(f"the window {window.steps} is lost: {_IN_THREADS}")
 
@@ -169,6 +170,11 @@ class WindowSchedule:
             watchdog.start()
             self.close(completed_steps, after_failure=True)
             watchdog.cancel()
+
+    def stop_at_exit(self) -> None:
+        """Stop a profiler that could not be stopped before, as in a recursion that was too deep."""
+        if self._last is not None:
+            self._last.discard()
 
     def discard(self) -> None:
         """Leave nothing running and write nothing."""
@@ -270,7 +276,7 @@ class WindowSchedule:
         if config.stack and sys.getprofile() is not None:  # torch would remove it
             self._files.note("Python stacks are not recorded: the script has a profile function of its own")
             config = replace(config, stack=False)
-        window = ProfilerWindow(steps, config, next_step)
+        window = self._last = ProfilerWindow(steps, config, next_step)
         self._set_window(window)  # before it starts, so that a failure in there discards it
         protect_children(self._on_fork)
         window.start()
