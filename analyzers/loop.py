@@ -378,7 +378,7 @@ def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: S
         usual_ns=typical,
         each_ns=int(np.median(over)),
         lost_ns=lost,
-        host=_main_part(steps, numbers, steps.step[is_settled & ~pauses]),
+        host=_main_part(steps, numbers, steps.step[is_settled & ~pauses], has_rhythm=period is not None),
         line=None if line is None else line.name,
         calls="" if line is None else line.calls,
     )
@@ -449,8 +449,8 @@ def _find_rhythm(numbers: Int64, times: Int64) -> tuple[Bool, int | None]:
     return best, found
 
 
-def _main_part(steps: Steps, paused: Int64, others: Int64) -> HostPart | None:
-    """What the host did in the steps that pause, beyond what it does in others."""
+def _main_part(steps: Steps, paused: Int64, others: Int64, *, has_rhythm: bool) -> HostPart | None:
+    """What the host did in the steps that pause, beyond what it does in others; no rhythm is by other programs."""
     parts = split_steps([steps]) if steps.host is not None else None
     if parts is None:
         return None
@@ -459,5 +459,6 @@ def _main_part(steps: Steps, paused: Int64, others: Int64) -> HostPart | None:
     if not is_paused.any() or not is_other.any():
         return None
     for part, times in parts.parts_ns.items():
-        over[part] = float(np.median(times[0][is_paused]) - np.median(times[0][is_other]))
+        if not (has_rhythm and part is HostPart.NO_PROCESSOR):
+            over[part] = float(np.median(times[0][is_paused]) - np.median(times[0][is_other]))
     return max(over, key=lambda part: over[part])

@@ -42,6 +42,8 @@ _CLAIMS = {
     "generation": LifePart.GENERATION,
     "validation": LifePart.VALIDATION,
 }
+#: Parts that last until the next sign of training: what is collected behind them is not of them.
+_LASTING = (LifePart.VALIDATION, LifePart.GENERATION)
 #: What is said of a part as the cause of a slow step; the step's own time is not a cause.
 _CAUSES = {
     LifePart.DATA_WAIT: "data wait",
@@ -173,10 +175,14 @@ class _Division:
 
     def take_claims(self) -> None:
         spans = self.timeline.spans
+        is_garbage = spans.kind == "garbage"
+        garbage = union(spans.start_ns[is_garbage], spans.end_ns[is_garbage])
         for kind, part in _CLAIMS.items():
             rows = spans.kind == kind
             if rows.any():
                 claimed = union(spans.start_ns[rows], spans.end_ns[rows]) & self.rest
+                if part in _LASTING:
+                    claimed = claimed - garbage
                 self.rest = self.rest - claimed
                 in_steps = _within(claimed, self.begins, self.ends)
                 self.add(part, in_steps)

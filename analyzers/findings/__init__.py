@@ -113,7 +113,8 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
         if cause.cost_us < least_us and cause.basis is Basis.BOUND:
             continue  # no replay is needed to leave it out
         cause = _replayed(training, cause)
-        cost_us = min(cause.cost_us, base_us if StepPart.OUTSIDE in rule.parts else step_us)
+        is_inside = StepPart.OUTSIDE not in rule.parts and not cause.is_of_all_steps
+        cost_us = min(cause.cost_us, step_us if is_inside else base_us)
         if not cause.is_of_all_steps and cause.basis is not Basis.REPLAY:
             cost_us = min(cost_us, training.part_us(rule.parts[0]))
         if rule.is_rest:

@@ -116,16 +116,23 @@ def find_unpinned_copies(training: TracedRun) -> Fault | None:
 def find_garbage_collection(training: TracedRun) -> Fault | None:
     """Full collections of Python's garbage interrupt steps; on several ranks each one makes the others wait."""
     collecting = [(row, rank, rank.means.garbage_s) for row, rank in training.step_ranks if rank.means.garbage_s]
-    if not collecting:
+    loop, cost_us = training.results.loop, 0.0
+    if collecting:
+        row, rank, garbage_s = max(collecting, key=lambda entry: entry[2])
+        count, cost_us, of_rank = rank.means.garbage_steps, garbage_s * US_PER_S, rank.rank
+        evidence = fact(
+            f"Full collections of Python's garbage interrupted {count} of {rank.undisturbed} steps, for "
+            f"{cost_us * rank.undisturbed / max(count, 1) / US_PER_MS:.1f} ms each.",
+            f"{row}/means",
+            "garbage_s garbage_steps",
+        )
+    elif loop is not None and loop.garbage_ns:
+        text = (
+            f"Full collections of Python's garbage took {loop.garbage_s:.2f} s, beside evaluations, saves or windows."
+        )
+        of_rank, evidence = loop.rank, fact(text, "/loop", "garbage_s")
+    else:
         return None
-    row, rank, garbage_s = max(collecting, key=lambda entry: entry[2])
-    count, cost_us, loop = rank.means.garbage_steps, garbage_s * US_PER_S, training.results.loop
-    evidence = fact(
-        f"Full collections of Python's garbage interrupted {count} of {rank.undisturbed} steps, for "
-        f"{cost_us * rank.undisturbed / max(count, 1) / US_PER_MS:.1f} ms each.",
-        f"{row}/means",
-        "garbage_s garbage_steps",
-    )
     is_off = training.setup is not None and training.setup.collects_garbage is False
     advice = "Try " + training.option(
         {
@@ -139,10 +146,10 @@ def find_garbage_collection(training: TracedRun) -> Fault | None:
             "ranks at once.",
         }
     )
-    of_ranks = tuple(rank.rank for _, rank, _ in collecting)
-    if loop is not None and loop.rank == rank.rank:
+    of_ranks = tuple(rank.rank for _, rank, _ in collecting) or (of_rank,)
+    if loop is not None and loop.rank == of_rank:
         cost_us = loop.garbage_ns / NS_PER_US / loop.steps
-    interval = cost_us, cost_us * len(collecting)
+    interval = cost_us, cost_us * len(of_ranks)
     return Fault(cost_us, interval, of_ranks, (evidence,), advice, is_of_all_steps=True)
 
 

@@ -143,3 +143,11 @@ def test_profiled_steps_without_a_processor_show_no_pause_of_their_own(tmp_path:
             row["host"][1] = 60_000_000
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert not find(tmp_path / "run").findings
+
+
+def test_what_is_collected_behind_an_evaluation_is_none_of_it() -> None:
+    """The tenth collection is after the last step, and no part of the loop."""
+    garbage, evaluation = findings_of(RECORDED / "busy" / "evaluation_and_garbage").findings
+    assert (garbage.id, evaluation.id) == ("garbage_collection", "evaluation")
+    assert evaluation.cost_s == pytest.approx(1.944, rel=0.01)
+    assert garbage.cost_s == pytest.approx(0.9 * 7.213, rel=0.1)
