@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 
 from perfscope.constants import GIGA, NS_PER_S, TERA
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.parameter_counts import embedding_parameters, layer_weights
 from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.step_time import StepSetup
 
-#: The terms of a step, in the order of ``StepTimes``.
+#: The terms of a step, in the order of ``Predictor.terms_ns``.
 TERMS = (
     "matrix products",
     "recomputation",
@@ -44,22 +43,7 @@ TERMS = (
 COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in name or name.endswith("gradients"))
 PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
 _BYTES = 2  # of an activation or weight in 16 bits
-_FORWARD_AND_BACKWARD = 3
-
-
-class StepTimes(NamedTuple):
-    """Nanoseconds of each term (terms, configurations); their sums are the steps."""
-
-    terms: Int64
-
-    @property
-    def step_ns(self) -> Int64:
-        """The time of each configuration's step, shape (configurations,)."""
-        return np.asarray(self.terms.sum(axis=0), np.int64)
-
-    def share(self, terms: Sequence[int]) -> Float64:
-        """The share of some terms in each step."""
-        return np.asarray(self.terms[list(terms)].sum(axis=0) / self.step_ns, np.float64)
+_FORWARD_AND_BACKWARD = FORWARD_AND_BACKWARD // FORWARD
 
 
 class Predictor:
@@ -74,9 +58,9 @@ class Predictor:
         """The time of each step in seconds."""
         return np.asarray(_predict(self._columns, constants).sum(axis=0), np.float64)
 
-    def times(self, constants: StepConstants) -> StepTimes:
-        """The terms of each step."""
-        return StepTimes(np.rint(_predict(self._columns, constants) * NS_PER_S).astype(np.int64))
+    def terms_ns(self, constants: StepConstants) -> Int64:
+        """Nanoseconds of each term, shape (terms, configurations); their sums are the steps."""
+        return np.rint(_predict(self._columns, constants) * NS_PER_S).astype(np.int64)
 
 
 def _list_numbers(setup: StepSetup) -> dict[str, float]:

@@ -16,20 +16,25 @@ from statistics import NormalDist
 import numpy as np
 from scipy.optimize import least_squares
 
-from perfscope.analyzers.plan.step_time import Predictor, StepTimes
+from perfscope.analyzers.plan.step_time import TERMS, Predictor
+from perfscope.constants import NS_PER_S
 from perfscope.models.hardware import find_gpu
 from perfscope.models.step_constants import SHARES, Stack, StepConstants, find_stack, spread
-from perfscope.tables.columns import Float64
+from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.step_time import MeasuredStep, StepSetup
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Steps of some configurations: terms, seconds, and the relative error that 90 % stay below."""
+    """Steps of some configurations: their terms in nanoseconds, and the relative error that 90 % stay below."""
 
-    times: StepTimes
-    seconds: Float64
+    terms_ns: Int64
     error: Float64
+
+    @property
+    def seconds(self) -> Float64:
+        """The time of each step."""
+        return np.asarray(self.terms_ns.sum(axis=0) / NS_PER_S, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +48,12 @@ class Calibration:
         groups: dict[tuple[str, bool], list[int]] = {}
         for index, setup in enumerate(setups):
             groups.setdefault((setup.gpu, setup.zero > 1), []).append(index)
-        terms = np.zeros((0, 0), np.int64)
-        seconds, error = np.zeros(len(setups)), np.zeros(len(setups))
+        terms, error = np.zeros((len(TERMS), len(setups)), np.int64), np.zeros(len(setups))
         for indices in groups.values():
             some = [setups[index] for index in indices]
-            times = Predictor(some).times(self.constants(some[0]))
-            factor, deviation = self._correct(some)
-            if not terms.size:
-                terms = np.zeros((len(times.terms), len(setups)), np.int64)
-            terms[:, indices] = np.rint(times.terms * factor)
-            seconds[indices] = terms[:, indices].sum(axis=0) / 1e9
-            error[indices] = deviation
-        return Prediction(StepTimes(terms), seconds, error)
+            factor, error[indices] = self._correct(some)
+            terms[:, indices] = np.rint(Predictor(some).terms_ns(self.constants(some[0])) * factor)
+        return Prediction(terms, error)
 
     def constants(self, setup: StepSetup) -> StepConstants:
         """The constants for the GPU and the sharding of a configuration."""

@@ -88,8 +88,8 @@ class Ranking:
 
 def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transformer, peak: Peak) -> Ranking | None:
     """Rank what fits; None where the GPU or the batch is unknown."""
-    gpu, gbs = peak.gpu, inputs.layout.gbs
-    if gpu is None or gbs is None:
+    gpu, gbs, peak_tflops = peak.gpu, inputs.layout.gbs, peak.tflops
+    if gpu is None or gbs is None or peak_tflops is None:
         return None
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
     calibration = Calibration(measured.rows)
@@ -103,14 +103,15 @@ def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transfor
         return Ranking((), inputs.target.tokens, len(layouts), calibration, checked, notes)
     setups = [to_setup(inputs, memory.layout, shape, gpu, peak.dtype) for memory, _ in fitting]
     prediction = calibration.predict(setups)
+    seconds = prediction.seconds
     name = ConventionName.SIX_N if choice.transformer is None else ConventionName.MEGATRON_CORE
     flops = (find_convention(inputs, choice, name).flops_per_token or 0) * setups[0].tokens
     best: dict[tuple[int, ...], Configuration] = {}
-    for index in np.argsort(prediction.seconds, kind="stable"):
+    for index in np.argsort(seconds, kind="stable"):
         memory, probability = fitting[index]
         layout = memory.layout
-        mfu = flops / prediction.seconds[index] / inputs.gpus / (gpu.peak_tflops(peak.dtype) * TERA)
-        terms = prediction.times.terms[:, index]
+        mfu = flops / seconds[index] / inputs.gpus / (peak_tflops * TERA)
+        terms = prediction.terms_ns[:, index]
         one = Configuration(memory, probability, setups[index], terms, float(prediction.error[index]), float(mfu))
         best.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert), one)
     return Ranking(tuple(best.values()), inputs.target.tokens, len(layouts), calibration, checked, notes)
