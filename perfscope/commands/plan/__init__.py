@@ -11,9 +11,6 @@ from perfscope.commands.model import ModelOptions, PeakOptions, SequenceOptions,
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.commands.plan.bubble import BubbleOptions, predict_bubble
 from perfscope.commands.plan.calculation import check_batches, make_plan
-from perfscope.commands.plan.configurations import add_ranking, rank_configurations
-from perfscope.commands.plan.judging import report_judgement
-from perfscope.commands.plan.measured import read_tables
 from perfscope.commands.plan.options import (
     DurationOptions,
     LayoutOptions,
@@ -57,6 +54,10 @@ def plan(
             "--schedule, --svg, --target-tflops and the times of passes are of a bubble", hint="add --microbatches"
         )
     if steps.calibrate and gpus is None and model == ModelOptions():
+        # SciPy takes half a second to import, which plans of memory and bubbles do not need.
+        from perfscope.commands.plan.judging import report_judgement
+        from perfscope.commands.plan.measured import read_tables
+
         return Outcome(report_judgement(read_tables(steps.calibrate)), format)
     if gpus is None:
         raise UsageError("--gpus is missing", hint="perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45")
@@ -68,9 +69,10 @@ def plan(
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan)
-    ranking = rank_configurations(inputs, choice, training_plan.shape, training_plan.peak)
-    if ranking is not None:
-        report = add_ranking(report, ranking, why=steps.why)
+    if inputs.layout.gbs and training_plan.peak.gpu:
+        from perfscope.commands.plan.configurations import add_configurations  # imports SciPy, too
+
+        report = add_configurations(report, training_plan)
     elif steps != StepTimeOptions():
         raise UsageError("configurations need --gpu and --gbs", hint="add both, or leave out the options of step times")
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -11,8 +11,7 @@ from perfscope.analyzers.plan import Attention, MemoryEstimate, ParallelLayout
 from perfscope.analyzers.plan.step_time import BUBBLE, COMMUNICATION, PRODUCTS, TERMS
 from perfscope.analyzers.plan.step_time.calibration import Calibration, stack_of
 from perfscope.analyzers.plan.step_time.judgement import Errors, check_each_by_others
-from perfscope.commands.model import ModelChoice, Peak
-from perfscope.commands.plan.calculation import estimate_layout, find_convention, possible_batches
+from perfscope.commands.plan.calculation import TrainingPlan, estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
 from perfscope.commands.plan.report import describe_duration
@@ -86,11 +85,13 @@ class Ranking:
     notes: tuple[str, ...] = ()
 
 
-def rank_configurations(inputs: PlanInputs, choice: ModelChoice, shape: Transformer, peak: Peak) -> Ranking | None:
-    """Rank what fits; None where the GPU or the batch is unknown."""
+def rank_configurations(plan: TrainingPlan) -> Ranking:
+    """Rank what fits, for a plan with a batch and a known GPU; UsageError where no measured step can be used."""
+    inputs, choice, shape, peak = plan.inputs, plan.choice, plan.shape, plan.peak
     gpu, gbs, peak_tflops = peak.gpu, inputs.layout.gbs, peak.tflops
-    if gpu is None or gbs is None or peak_tflops is None:
-        return None
+    assert gpu is not None
+    assert gbs is not None
+    assert peak_tflops is not None
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
     calibration = Calibration(measured.rows)
     checked = check_each_by_others(measured.rows) if measured.rows else None
@@ -141,10 +142,11 @@ def to_setup(inputs: PlanInputs, layout: ParallelLayout, shape: Transformer, gpu
     )
 
 
-def add_ranking(report: Report, ranking: Ranking, *, why: bool) -> Report:
-    """A plan's report with its configurations."""
+def add_configurations(report: Report, plan: TrainingPlan) -> Report:
+    """The report of a plan with a batch and a known GPU, with its configurations."""
+    ranking = rank_configurations(plan)
     sections = [_list_section(ranking)]
-    if why and ranking.configurations:
+    if plan.inputs.steps.why and ranking.configurations:
         sections.append(_why_section(ranking))
     data = {**report.data, "configurations": [_to_data(one) for one in ranking.configurations]}
     title = report.title
