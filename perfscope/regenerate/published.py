@@ -223,7 +223,7 @@ class _CountedCell:
 def _count_cells(tables: Sequence[PublishedTable]) -> tuple[dict[_Key, _CountedCell | str], tuple[str, ...]]:
     """Each cell by the convention that most cells under its heading follow, or why it has none; what columns follow.
 
-    A cell that differs is wrong only where another row of its model follows the convention.
+    A cell that differs is wrong only where half of the cells of its model follow the convention.
     """
     found: dict[_Key, _CountedCell | str] = {}
     columns: dict[str, list[_Candidates]] = {}
@@ -244,14 +244,15 @@ def _count_cells(tables: Sequence[PublishedTable]) -> tuple[dict[_Key, _CountedC
     for heading, cells in columns.items():
         best = Counter(name for cell in cells for name in cell.followed).most_common(1)
         name = best[0][0] if best else ""
-        by_model = [(cell.model, cell.followed[name].reading) for cell in cells if name in cell.followed]
-        is_found = 2 * len(by_model) > len(cells)
-        models = {model for model, _ in by_model} if is_found else set()
+        following = [cell for cell in cells if name in cell.followed]
+        of_model = Counter(cell.model for cell in cells)
+        models = {
+            model for model, count in Counter(cell.model for cell in following).items() if 2 * count >= of_model[model]
+        }
         found |= {(id(cell.row), cell.quantity): cell.choose(name, is_known=cell.model in models) for cell in cells}
-        said = f"{len(by_model)} of {len(cells)} cells follow `{name}`"
-        readings = Counter(reading for _, reading in by_model if reading)
-        said += "".join(f", {number} {reading}" for reading, number in readings.items())
-        described.append(f"{heading}: {said if is_found else 'most cells follow no convention, and are left'}")
+        readings = Counter(cell.followed[name].reading for cell in following)
+        said = ", ".join(f"{number} {reading}" for reading, number in readings.items() if reading)
+        described.append(f"{heading}: {len(following)} of {len(cells)} cells follow `{name}`{said and f' ({said})'}")
     return found, tuple(described)
 
 

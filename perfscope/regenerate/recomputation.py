@@ -26,8 +26,6 @@ _Q = Quantity
 MODEL_DEGREES = (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL)
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")
 ASSUMED_PASSES = Constant(4, "activations are recomputed")
-
-
 #: Publishers round the tokens/s or the step time that they computed a figure from.
 TOLERANCE = Fraction(1, 100)
 SHARES = (Quantity.PEAK_FRACTION, Quantity.HARDWARE_FRACTION)
@@ -158,18 +156,14 @@ def recompute_counted(table: PublishedTable, row: PublishedRow, quantity: Quanti
         if count.counts_recomputation and not counts_hardware:
             continue
         is_needed = quantity is _Q.HARDWARE_FRACTION and not count.counts_recomputation
-        passes = _hardware_passes(row) if is_needed else [Fraction(1)]
+        # Four passes of three where activations are recomputed; both where nothing says whether they are.
+        kinds = (True, False) if row.subject.recomputes is None else (row.subject.recomputes,)
+        passes = [Fraction(4, 3) if kind else Fraction(1) for kind in kinds if is_needed] or [Fraction(1)]
         for share, (of_all, scale), (of_peak, peak, other_peak) in product(passes, scales, peaks):
             factor = count.flops * share * scale / (peak * TERA)
             fault = Fault.TIED_TWICE if count.is_fault else other_peak
             found.append(Counted(f"{count.convention}{of_all}{of_peak}", count.reading, factor, rate, fault))
     return found
-
-
-def _hardware_passes(row: PublishedRow) -> list[Fraction]:
-    """What the hardware does of what the model needs: four passes of three where activations are recomputed."""
-    kinds = (True, False) if row.subject.recomputes is None else (row.subject.recomputes,)
-    return [Fraction(4, 3) if kind else Fraction(1) for kind in kinds]
 
 
 class _Peak(NamedTuple):
@@ -215,15 +209,9 @@ def _device_token_rate(table: PublishedTable, row: PublishedRow, seq_len: int) -
     for rate in (_Q.TOKEN_RATE, _Q.DEVICE_TOKEN_RATE):
         if rate in row.problems:
             _require(row, rate)
-    try:
-        gpus = exact_interval(_gpus(row, table.constants))
-        is_exact = _Q.TOKEN_RATE in row.figures
-    except NotComputable:
-        if _Q.DEVICE_TOKEN_RATE not in row.figures:
-            raise
-        is_exact = False
-    if _Q.DEVICE_TOKEN_RATE in row.figures and not is_exact:
+    if _Q.DEVICE_TOKEN_RATE in row.figures:
         return measured_interval(row.figures[_Q.DEVICE_TOKEN_RATE])
+    gpus = exact_interval(_gpus(row, table.constants))
     if _Q.TOKEN_RATE in row.figures:
         tokens = measured_interval(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
