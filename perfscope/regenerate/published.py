@@ -249,7 +249,9 @@ def _count_cells(tables: Sequence[PublishedTable]) -> tuple[dict[_Key, _CountedC
         models = {
             model for model, count in Counter(cell.model for cell in following).items() if 2 * count >= of_model[model]
         }
-        found |= {(id(cell.row), cell.quantity): cell.choose(name, is_known=cell.model in models) for cell in cells}
+        is_mixed = any(cell.followed[name].fault is None for cell in following)
+        for cell in cells:
+            found[id(cell.row), cell.quantity] = cell.choose(name, is_known=cell.model in models, is_mixed=is_mixed)
         readings = Counter(cell.followed[name].reading for cell in following)
         said = ", ".join(f"{number} {reading}" for reading, number in readings.items() if reading)
         described.append(f"{heading}: {len(following)} of {len(cells)} cells follow `{name}`{said and f' ({said})'}")
@@ -271,8 +273,8 @@ class _Candidates(NamedTuple):
         assert model is not None
         return model.transformer.name, self.row.subject.is_adapter
 
-    def choose(self, name: str, *, is_known: bool) -> _CountedCell:
-        """The cell by a convention; ``is_known`` says that cells of its model follow it."""
+    def choose(self, name: str, *, is_known: bool, is_mixed: bool) -> _CountedCell:
+        """The cell by a convention; ``is_known``: its model follows it, ``is_mixed``: some cells do without fault."""
         figure = self.row.figures[self.quantity].number
         followed = self.followed.get(name)
         if followed is not None and followed.fault is None and is_known:
@@ -283,7 +285,7 @@ class _Candidates(NamedTuple):
         if not is_known:
             return _CountedCell(nearest, CellVerdict.CONVENTION)
         if followed is not None and followed.fault is not None:
-            return _CountedCell(nearest, CellVerdict(followed.fault))
+            return _CountedCell(nearest, CellVerdict(followed.fault) if is_mixed else CellVerdict.CONVENTION)
         is_near = abs(nearest.number - figure) <= _ROUNDED_INPUTS * figure
         return _CountedCell(nearest, CellVerdict.FROM_UNROUNDED if is_near else CellVerdict.WRONG)
 

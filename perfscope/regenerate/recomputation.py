@@ -229,7 +229,13 @@ def _peak_fraction(_table: PublishedTable, row: PublishedRow) -> Interval:
     stated = _Q.TFLOPS if _Q.TFLOPS in row.figures else _Q.MODEL_TFLOPS
     if stated not in row.figures:
         raise NotComputable(_explain_model(row))
-    return measured_interval(row.figures[stated]).over(exact_interval(find_peak(row)))
+    peak, share = find_peak(row), row.figures.get(_Q.PEAK_FRACTION)
+    if row.subject.dtype is None and share is not None:  # it may be of either precision
+        peak = min(
+            (each.tflops for each in _find_peaks(row)),
+            key=lambda tflops: abs(row.figures[stated].number / tflops - share.number),
+        )
+    return measured_interval(row.figures[stated]).over(exact_interval(peak))
 
 
 def find_peak(row: PublishedRow) -> Fraction:

@@ -336,35 +336,17 @@ _LABELS = (
     Quantity.RATE,
 )
 _LABEL_CELLS = 4  # of a row without a column that names it
-_ABSENT = frozenset(
-    (
-        "",
-        "-",
-        "--",
-        "\u2013",
-        "—",
-        "n/a",
-        "na",
-        "nan",
-        "none",
-        "tbd",
-        "todo",
-        "?",
-        "x",
-        "xx",
-        "xxx",
-        "xxxx",
-        "oom",
-        "fail",
-        "failed",
-    )
-)
+_ABSENT = {"", "-", "--", "\u2013", "—", "n/a", "na", "nan", "none", "tbd", "todo", "?", "oom", "fail", "failed"}
+_ABSENT |= {"x", "xx", "xxx", "xxxx"}
 _MEASURED = (Quantity.STEP_TIME, Quantity.RATE, Quantity.TOKEN_RATE, Quantity.DEVICE_TOKEN_RATE)
-# A total, and factors of which two make it a row that can contradict itself.
-_CHECKABLE = (
-    (Quantity.GLOBAL_BATCH, {Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.DATA_PARALLEL}),
-    (Quantity.GPUS, {Quantity.TENSOR_PARALLEL, Quantity.PIPELINE_PARALLEL, Quantity.DATA_PARALLEL}),
-)
+_TOTALS = {Quantity.GLOBAL_BATCH, Quantity.GPUS}
+_FACTORS = {
+    Quantity.MICRO_BATCH,
+    Quantity.ACCUMULATION,
+    Quantity.DATA_PARALLEL,
+    Quantity.TENSOR_PARALLEL,
+    Quantity.PIPELINE_PARALLEL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +405,7 @@ def read_table(
     ]
     derived = any(quantity in indices for quantity in DERIVED) or any(row.changes for row in rows)
     stated = {*indices, *(quantity for row in rows for quantity in row.figures)}
-    checkable = any(total in stated and len(factors & stated) > 1 for total, factors in _CHECKABLE)
+    checkable = bool(_TOTALS & stated) and len(_FACTORS & stated) > 1
     if not derived and not checkable and not required and not _has_ambiguous_result(notes):
         return None
     return PublishedTable(
