@@ -214,7 +214,7 @@ def _describe_training(description: ModelDescription) -> Iterator[str]:
             f"mtp_layers={modules} after the name or file counts it"
         )
     if not model.trained:
-        yield "LoRA: the model's weights get no gradients; the operations of the adapters are not counted"
+        yield "LoRA: the model's weights get no gradients; the adapters are not counted"
 
 
 def choose_logged_model(log: JobLog) -> ModelChoice | None:

@@ -11,6 +11,7 @@ from perfscope.analyzers.plan import (
     Duration,
     MemoryEstimate,
     ParallelLayout,
+    StateBytes,
     estimate_memory,
     solve_duration,
 )
@@ -245,7 +246,12 @@ class TrainingPlan:
     @property
     def checkpoint_bytes(self) -> int:
         """The size of a checkpoint: weights and optimizer."""
-        return self.choice.total_parameters * self.inputs.precision(self.peak.dtype).checkpoint
+        return self.choice.total_parameters * self.precision.checkpoint
+
+    @property
+    def precision(self) -> StateBytes:
+        """Bytes per parameter of each state."""
+        return precision_of(self.inputs, self.choice.transformer, self.peak.dtype)
 
 
 def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPlan:
@@ -289,6 +295,12 @@ def find_convention(inputs: PlanInputs, choice: ModelChoice, name: str) -> Conve
     return next(convention for convention in compare(step) if convention.name == name)
 
 
+def precision_of(inputs: PlanInputs, model: Transformer | None, dtype: str) -> StateBytes:
+    """Bytes per parameter of each state; frozen weights have neither gradients nor an optimizer."""
+    precision = inputs.precision(dtype)
+    return replace(precision, gradients=0, optimizer=0) if model and not model.trained else precision
+
+
 def estimate_layout(
     inputs: PlanInputs, choice: ModelChoice, shape: Transformer, dtype: str, layout: ParallelLayout
 ) -> MemoryEstimate:
@@ -298,7 +310,7 @@ def estimate_layout(
         layout,
         parameters=choice.total_parameters,
         seq_len=inputs.seq_len,
-        precision=inputs.precision(dtype),
+        precision=precision_of(inputs, shape, dtype),
         attention=inputs.memory.attention,
     )
 

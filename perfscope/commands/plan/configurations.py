@@ -174,7 +174,9 @@ _COLUMNS = (
 
 def _list_section(ranking: Ranking) -> Section:
     if not ranking.configurations:
-        return Section(_TITLE, notes=(f"None of {ranking.tried} fits: more GPUs or a larger batch are needed.",))
+        none = f"None of {ranking.tried} fits: more GPUs or a larger batch are needed."
+        uneven = "None is listed: stages would have unequal layers, or replicas unequal shares of the batch."
+        return Section(_TITLE, notes=(none if ranking.tried else uneven,))
     used = {stack.name: stack for stack in (stack_of(one.setup) for one in ranking.configurations)}
     names = " and ".join(used)
     source = f"Constants: {names}. Other software can take several times as long: calibrate it by a step of its own."

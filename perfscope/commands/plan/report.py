@@ -202,7 +202,7 @@ def fitting_section(fitting: Sequence[MemoryEstimate] | None, peak: Peak) -> Sec
 
 def checkpoint_data(plan: TrainingPlan) -> dict[str, Json]:
     """The checkpoint for JSON."""
-    precision = plan.inputs.precision(plan.peak.dtype)
+    precision = plan.precision
     parameters = plan.choice.total_parameters
     return {
         "weights_bytes": parameters * precision.weights,
@@ -214,7 +214,7 @@ def checkpoint_data(plan: TrainingPlan) -> dict[str, Json]:
 
 def checkpoint_section(plan: TrainingPlan) -> Section:
     """The size of a checkpoint."""
-    precision = plan.inputs.precision(plan.peak.dtype)
+    precision = plan.precision
     parameters = plan.choice.total_parameters
     columns = (Column("Weights (GB)"), Column("Optimizer (GB)"), Column("Total (GB)"), Column("Bytes/parameter"))
     row: tuple[Cell, ...] = (
@@ -224,7 +224,7 @@ def checkpoint_section(plan: TrainingPlan) -> Section:
         precision.checkpoint,
     )
     notes = ["Gradients are not saved. The sum does not depend on the sharding."]
-    if plan.inputs.states(plan.peak.dtype) in (StatePrecision.MIXED, StatePrecision.MEGATRON):
+    if precision.optimizer and plan.inputs.states(plan.peak.dtype) in (StatePrecision.MIXED, StatePrecision.MEGATRON):
         notes.append("ZeRO 3 does not save the 16-bit weights, which are recomputed from the fp32 copy.")
     return Section("Checkpoint", columns, (row,), tuple(notes))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.errors import UsageError
+from perfscope.files import read_regular
 
 _MEANS = re.compile(r"mean=([\d.e+]+)[,\s]+mean_square=([\d.e+]+)")
 #: What is no path.
 _IN_PLACE = re.compile(r"[-+\d.,\s]*$|mean=")
+_MOST_DIGITS = 99  # more are as impossible, and no number of Python's can have them all
 _HINT = "--lengths 512,1500,2084, a file of lengths, or mean=380,mean_square=210000"
 
 
@@ -40,7 +42,7 @@ def parse_lengths(text: str) -> Lengths:
     try:
         if means := _MEANS.fullmatch(content.strip()):
             return _checked(Lengths(float(means[1]), float(means[2])))
-        lengths = [int(word) for word in re.split(r"[,\s]+", content.strip())]
+        lengths = [int(word[:_MOST_DIGITS]) for word in re.split(r"[,\s]+", content.strip())]
     except ValueError:
         raise UsageError(f"--lengths: {text!r} is no list of lengths", hint=_HINT) from None
     if min(lengths) < 1:
@@ -50,13 +52,12 @@ def parse_lengths(text: str) -> Lengths:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8", "replace")
+        return read_regular(path).decode("utf-8", "replace")
     except (OSError, ValueError):
         raise UsageError(f"--lengths: {str(path)!r} is neither a list of lengths nor a file", hint=_HINT) from None
 
 
 def _checked(lengths: Lengths) -> Lengths:
-    least = lengths.mean**2 * (1 - 1e-6)
-    if not isfinite(lengths.mean_square) or lengths.mean < 1 or lengths.mean_square < least:
+    if not 1 <= lengths.mean <= lengths.mean_square / lengths.mean * (1 + 1e-6) < inf:
         raise UsageError("--lengths: a mean square is at least the square of the mean, which is at least 1", hint=_HINT)
     return lengths

@@ -430,7 +430,7 @@ def _kinds(config: Config, family: Family, name: str) -> list[str]:
         kinds = [family.kinds[0] if is_rope else "full_attention" for is_rope in config["no_rope_layers"]]
     else:
         layers = _require_count(config, _LAYERS, name, "number of layers")
-        if layers > _MOST_LAYERS:
+        if not 0 < layers <= _MOST_LAYERS:
             raise UsageError(f"{name}: {layers} layers are not possible")
         if len(family.kinds) > 1:
             raise UsageError(f"{name}: the kinds of its layers (layer_types) are missing")

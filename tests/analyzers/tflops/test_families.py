@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analyzers.tflops.making import answer, by_name, refused
+from tests.analyzers.tflops.making import answer, ask, by_name, refused
 
 STEP = ("--gbs", 64, "--gpus", 8, "--time", 1, "--checkpointing", "none")
 _SUMMARY = "NVIDIA-NeMo/Megatron-Bridge 067f987, docs/performance-summary.md"
@@ -87,7 +87,20 @@ def test_sequences_that_vary_have_their_mean_in_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths", ["", "a,b", "0", "-1", "1.5", "mean=10,mean_square=5", "mean=1e999,mean_square=1", "9000"]
+    "lengths",
+    [
+        "",
+        "a,b",
+        "0",
+        "-1",
+        "1.5",
+        "mean=10,mean_square=5",
+        "mean=1e999,mean_square=1",
+        "9000",
+        "mean=1e300,mean_square=1e300",
+        "9" * 400,
+        "/dev/zero",
+    ],
 )
 def test_lengths_that_cannot_be_are_refused(lengths: str) -> None:
     assert "--lengths" in refused("tflops", "--model", "llama3-8b", "--seq-len", 4096, *STEP, f"--lengths={lengths}")
@@ -116,3 +129,19 @@ def test_the_closed_form_has_no_figure_for_frozen_weights_or_layers_without_atte
 
 def test_a_plan_has_no_memory_for_layers_whose_activations_are_not_known() -> None:
     assert "Mamba-2" in refused("plan", "--model", "nemotron-h-8b", "--gpus", 8, "--gpu", "h100-sxm")
+
+
+def test_frozen_weights_have_neither_gradients_nor_an_optimizer() -> None:
+    """MLPerf's LoRA of 70B trains on 8 GPUs of 80 GB; with Adam its states alone are 1.1 TB."""
+    words = ("--gpus", 8, "--tp", 4, "--gpu", "h100-sxm", "--checkpointing", "full", "--gbs", 8, "--micro-batch", 1)
+    whole, lora = (answer("plan", "--model", model, *words) for model in ("llama2-70b", "llama2-70b,lora"))
+    assert lora["memory"][0]["optimizer_bytes"] == lora["memory"][0]["gradients_bytes"] == 0
+    assert lora["fits"]
+    assert not whole["memory"][0]["fits"]
+    assert lora["memory"][0]["weights_bytes"] == whole["memory"][0]["weights_bytes"]
+    assert lora["checkpoint"]["optimizer_bytes"] == 0
+
+
+def test_layers_that_no_stages_divide_are_said_to_be_so() -> None:
+    text = ask("plan", "--model", "deepseek-v3", "--gpus", 256, "--gpu", "b200", "--gbs", 256, "--pp", 4).stdout
+    assert "None is listed: stages would have unequal layers" in text
