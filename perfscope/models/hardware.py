@@ -21,7 +21,7 @@ _FILE = Path(__file__).with_name("hardware.toml")
 _COUNT_FIRST = re.compile(r"\s*(\d{1,6})(?:\s*[x\u00d7]\s*|\s+)(?=[^\W\d])", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(?:[\s-]+x|\u00d7)\s*(\d{1,6})\s*$", re.IGNORECASE)
 _IN_SERVER = re.compile(r"(?:x|[-_ ])(\d{1,2})x?(?=[A-Za-z])([A-Za-z][\w -]*?)(?:_\d+W)?$")
-_MEMORY = re.compile(r"-(\d+)-?gb?$")
+_MEMORY = re.compile(r"-(\d+)g?$")
 
 
 class Link(NamedTuple):
@@ -238,5 +238,5 @@ def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
 
 
 def _normalize(name: str) -> str:
-    words = re.split(r"[\s_()-]+", re.sub(r"(?<=\d)\s+(?=gb)", "", split_count(name)[1].lower()))
+    words = re.split(r"[\s_()-]+", re.sub(r"(?<=\d)[\s-]*gb\b", "", split_count(name)[1].lower()))
     return "-".join(word for word in words if word and word not in _document()["empty_words"])

@@ -39,6 +39,8 @@ def test_peaks_are_the_dense_ones(name: str, tflops: float) -> None:
         ("H100_SXM", "h100-sxm"),
         ("b200", "b200-sxm"),
         ("h100_80gb", "h100-sxm"),
+        ("B200 192GB", "b200-sxm"),
+        ("MI250", "mi250"),
         ("a100_40gb", "a100-40"),
         ("DGX-GB300", "gb300"),
         ("8xH100", "h100-sxm"),
@@ -56,7 +58,7 @@ def test_a_gpu_is_found_by_name_by_alias_and_by_what_cuda_calls_it(name: str, gp
 
 
 @pytest.mark.parametrize(
-    "name", ["h100-sxm-sparse", "A100-SXM4-80GB MIG 3g.40gb", "NVIDIA", "h300", "", "dgx", "H100 40GB"]
+    "name", ["h100-sxm-sparse", "A100-SXM4-80GB MIG 3g.40gb", "NVIDIA", "h300", "", "dgx", "H100 40GB", "A10G"]
 )
 def test_what_is_not_listed_is_not_guessed(name: str) -> None:
     assert lookup_gpu(name) is None
