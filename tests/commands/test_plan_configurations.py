@@ -30,6 +30,15 @@ def test_the_layout_that_nvidia_chose_is_the_fastest_and_takes_what_it_measured(
     assert own["mfu"] == pytest.approx(0.5452 * 14.61 / own["step_s"], rel=0.08)  # by NVIDIA's own count of operations
 
 
+def test_layers_that_do_not_divide_are_spread_as_llama_3_405b_was() -> None:
+    """126 layers on 16 stages; 430 TFLOPs per GPU of 8,192 H100 (arXiv 2407.21783, table 4) are 12.1 s a step."""
+    words = ("plan", "--model", "llama3-405b", "--gpus", 8192, "--gpu", "h100-sxm", "--seq-len", 8192, "--gbs", 2048)
+    fastest, *others = answer(*words)["configurations"]
+    assert (fastest["tp"], fastest["pp"]) == (8, 16)
+    assert fastest["interval_s"][0] < 12.1 < fastest["interval_s"][1]
+    assert all(one["step_s"] / fastest["step_s"] > 1.05 for one in others if one["pp"] == 64)  # two layers a stage
+
+
 def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
     found = answer(*LLAMA, "--tp", 8, "--zero", 1)["configurations"]
     assert {(one["tp"], one["zero"]) for one in found} == {(8, 1)}

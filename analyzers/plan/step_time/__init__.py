@@ -173,10 +173,13 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     device = device + within + across + routing
     launching = k.host_s * (passes + c.recomputes)
     layer = (device ** counts["sharpness"] + launching ** counts["sharpness"]) ** (1 / counts["sharpness"])
-    layers = np.ceil(c.layers / c.pipeline)
     head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
     head = passes * head
-    slot = layers * layer + head  # of the last stage, for which all others wait
+    # Of the last stage, for which all others wait. Where layers do not fill the stages, the output takes a layer's place.
+    is_short = c.layers % c.pipeline > 0
+    layers = np.ceil(c.layers / c.pipeline) - is_short
+    ahead = is_short * np.maximum(layer - head, 0)  # of what the other stages take for that layer
+    slot = layers * layer + head + ahead
 
     replicas, stride = c.data * c.context, c.tensor
     stage = _collective(c, k, _BYTES * c.stage_parameters, replicas, stride)
@@ -205,7 +208,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
         "context-parallel communication": per_layer * across,
         "expert-parallel communication": per_layer * routing,
         "host": per_layer * (layer - device),
-        "pipeline bubble": (c.pipeline - 1) / c.virtual * layers * layer,
+        "pipeline bubble": (c.pipeline - 1) / c.virtual * (layers + is_short) * layer + m * ahead,
         "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,

@@ -29,6 +29,8 @@ from perfscope.units import format_parameters
 _GPUS_PER_NODE = 8
 #: The fewest tokens of a sequence that a context-parallel rank is given.
 _SHORT_SEQUENCE = 4_096
+#: Most layers that stages may lack.
+_OTHER_PLACES = 3
 
 
 def check_layout(inputs: PlanInputs, model: Transformer) -> None:
@@ -48,7 +50,7 @@ def check_layout(inputs: PlanInputs, model: Transformer) -> None:
         raise UsageError(f"{inputs.gpus} GPUs do not divide into groups of {degrees} ({options})")
     if inputs.seq_len % context:
         raise UsageError(f"a sequence of {inputs.seq_len} tokens does not divide over {context} ranks (--cp)")
-    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
+    if virtual > 1 and (pipeline == 1 or not _fill_stages(model, pipeline * virtual)):
         raise UsageError(
             f"{model.layers} layers do not divide into {pipeline} x {virtual} virtual stages (--pp, --virtual-stages)"
         )
@@ -93,7 +95,7 @@ def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[Paralle
     """Every layout that the GPUs can be arranged in, the fewest model-parallel GPUs first."""
     typed = inputs.layout
     for tensor, pipeline in possible_degrees(inputs, model, typed.size("cp")):
-        if model.layers % (pipeline * typed.size("virtual_stages")):
+        if not _fill_stages(model, pipeline * typed.size("virtual_stages")):
             continue
         for checkpointing in _candidate_checkpointing(inputs):
             for zero in _candidate_stages(inputs, pipeline):
@@ -110,8 +112,17 @@ def possible_degrees(inputs: PlanInputs, model: Transformer, context: int) -> It
         key=lambda pair: (pair[0] * pair[1], pair[1]),
     )
     for tensor, pipeline in degrees:
-        if not (inputs.gpus % (tensor * pipeline * context) or model.heads % tensor or model.layers % pipeline):
+        divides = not (inputs.gpus % (tensor * pipeline * context) or model.heads % tensor)
+        if divides and _fill_stages(model, pipeline):
             yield tensor, pipeline
+
+
+def _fill_stages(model: Transformer, stages: int) -> bool:
+    """Whether layers fill stages but for the places that the embedding, the output and a prediction layer take.
+
+    Llama 3 405B has 126 layers in 128 places (arXiv 2407.21783, section 3.3.2), DeepSeek-V3 61 in 64.
+    """
+    return -model.layers % stages <= min(_OTHER_PLACES, stages - 1)
 
 
 def powers_of_two(most: int) -> Sequence[int]:
@@ -149,10 +160,10 @@ def _spread_batch(
             continue
         # Interleaving takes whole rounds of micro-batches (Narayanan et al. 2021, section 2.2).
         in_rounds = pipeline > 1 and largest // micro_batch % pipeline == 0
-        stages = range(1, model.layers // pipeline + 1) if in_rounds else [1]
+        stages = range(1, -(-model.layers // pipeline) + 1) if in_rounds else [1]
         for virtual in [typed.virtual_stages] if typed.virtual_stages else stages:
             for expert in [typed.ep] if typed.ep else powers_of_two(min(experts, data)):
-                if not (model.layers % (pipeline * virtual) or experts % expert or data % expert):
+                if _fill_stages(model, pipeline * virtual) and not (experts % expert or data % expert):
                     yield typed._replace(micro_batch=micro_batch, virtual_stages=virtual, ep=expert)
 
 
