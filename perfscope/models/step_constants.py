@@ -62,8 +62,8 @@ class Stack:
     """A software stack on a family of GPUs.
 
     ``zero`` are the stages that it was measured with. ``error`` is the relative error that 90 % of the rows stay below
-    that were not used to fit; for another GPU than ``gpus`` it is that of ``[elsewhere]``. ``tables`` name the sources
-    of the rows in ``fixtures/published/step_times.csv.gz``.
+    that were not used to fit, also of other tuned software. For another GPU than ``gpus``, and for mixtures of experts,
+    it is that of ``[elsewhere]``. ``tables`` name the sources of the rows in ``fixtures/published/step_times.csv.gz``.
     """
 
     name: str
@@ -123,7 +123,8 @@ def find_stack(gpu: Gpu, zero: int, *, has_experts: bool = False) -> Stack:
     own = next((stack for stack in fitting if gpu.name in stack.gpus), None)
     if own is not None and not has_experts:
         return own
-    return replace(own or near, error=elsewhere["error"], is_measured=False)
+    error = elsewhere["experts_error" if has_experts else "error"]
+    return replace(own or near, error=error, is_measured=False)
 
 
 def find_node(gpu: Gpu) -> Node:

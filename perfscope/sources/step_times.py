@@ -1,8 +1,9 @@
 """Reads tables of configurations and their step times: CSV with one row a configuration, also compressed by gzip.
 
-Needed are the columns in ``_REQUIRED``, with steps in seconds. Degrees are ``tp``, ``pp``, ``virtual_stages``, ``cp``
-and ``zero``. Models that differ from a GPT have ``kv_heads``, ``ffn``, ``mlp_matrices`` and ``tied``. ``_OPTIONAL``
-lists what else is read, with its usual value.
+Columns: ``gpu``, ``gpus``, ``seq_len``, ``micro_batch``, ``gbs`` and ``step_s`` in seconds. The model is its name in
+``model``, or ``layers``, ``hidden``, ``heads``, ``vocabulary`` and, where they differ from a GPT's, ``kv_heads``,
+``ffn``, ``mlp_matrices``, ``tied``. Where they differ from 1 ``tp``, ``pp``, ``virtual_stages``, ``cp``, ``ep``,
+``zero``; and what ``_OPTIONAL`` lists. Others are not read.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import csv
 import gzip
 import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.transformer import Transformer, require_consistent
+from perfscope.sources.models.presets import find_preset
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup
 
-_REQUIRED = ("gpu", "gpus", "layers", "hidden", "heads", "vocabulary", "seq_len", "micro_batch", "gbs", "step_s")
+_REQUIRED = ("gpu", "gpus", "seq_len", "micro_batch", "gbs", "step_s")
+_DIMENSIONS = ("layers", "hidden", "heads", "vocabulary")
 _OPTIONAL = {
     "source": "",
     "recompute": "none",
@@ -50,9 +54,15 @@ def read_step_times(path: Path) -> MeasuredSteps:
     except (OSError, EOFError, ValueError) as error:
         raise SourceError(path, f"cannot be read: {error}") from None
     lines = csv.DictReader(io.StringIO(text))
-    missing = [name for name in _REQUIRED if name not in (lines.fieldnames or ())]
+    columns = lines.fieldnames or ()
+    needed = _REQUIRED if "model" in columns else (*_REQUIRED, *_DIMENSIONS)
+    missing = [name for name in needed if name not in columns]
     if missing:
-        raise SourceError(path, f"has no column {missing[0]}", hint=f"needed: {', '.join(_REQUIRED)}")
+        raise SourceError(
+            path,
+            f"has no column {missing[0]}",
+            hint=f"needed: {', '.join(_REQUIRED)}, and model or {', '.join(_DIMENSIONS)}",
+        )
     rows: list[MeasuredStep] = []
     refused: list[tuple[str, str]] = []
     for line in lines:
@@ -66,16 +76,22 @@ def read_step_times(path: Path) -> MeasuredSteps:
     return MeasuredSteps(tuple(rows), tuple(refused))
 
 
-def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
-    def number(name: str, default: int = 1) -> int:
-        return int(line.get(name) or default)
+def _read_number(line: Mapping[str, str | None], name: str, default: int = 1) -> int:
+    return int(line.get(name) or default)
 
-    def text(name: str) -> str:
-        return line.get(name) or _OPTIONAL[name]
 
-    heads, hidden = number("heads"), number("hidden")
+def _read_model(line: Mapping[str, str | None]) -> Transformer:
+    """The model of a row; UsageError where its name is unknown or dimensions contradict each other."""
+    if name := line.get("model"):
+        preset = find_preset(name)
+        if preset is None:
+            raise UsageError(f"the model {name!r} is unknown")
+        return preset.transformer
+
+    number = partial(_read_number, line)
+    hidden, heads = number("hidden"), number("heads")
     model = Transformer(
-        name=source,
+        name="",
         layers=number("layers"),
         hidden=hidden,
         heads=heads,
@@ -86,12 +102,21 @@ def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
         vocabulary=number("vocabulary"),
         tied=bool(number("tied")),
     )
+    return require_consistent(model)
+
+
+def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
+    number = partial(_read_number, line)
+
+    def text(name: str) -> str:
+        return line.get(name) or _OPTIONAL[name]
+
     gpus, micro_batch, gbs = number("gpus"), number("micro_batch"), number("gbs")
     tensor, pipeline, context = number("tp"), number("pp"), number("cp")
     data = gpus // (tensor * pipeline * context)
     micro_batches = number("micro_batches", gbs // (data * micro_batch))
     setup = StepSetup(
-        model=require_consistent(model),
+        model=_read_model(line),
         gpu=str(line["gpu"]),
         seq_len=number("seq_len"),
         micro_batch=micro_batch,
@@ -102,6 +127,7 @@ def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
         virtual=number("virtual_stages"),
         data=data,
         context=context,
+        expert=number("ep"),
         zero=number("zero", 0),
         checkpointing=Checkpointing(text("recompute")),
         is_eager=text("attention") == "eager",

@@ -61,7 +61,7 @@ def test_a_measured_run_is_met_and_moves_its_neighbours(tmp_path: Path) -> None:
     assert before == pytest.approx(0.164, rel=0.3)
     assert after["step_s"] == pytest.approx(0.1641, rel=0.02)
     low, high = after["interval_s"]
-    assert high / low < 1.2
+    assert high / low < 1.25
     wide = answer(*GPT, *TYPED[:4], "--micro-batch", 1, "--zero", 1, "--calibrate", run)["configurations"][0]
     assert wide["interval_s"][1] / wide["interval_s"][0] > high / low
 
@@ -77,9 +77,10 @@ def test_a_log_calibrates_and_what_states_too_little_is_refused() -> None:
 
 def test_what_was_never_measured_says_so_and_has_a_wide_interval() -> None:
     words = ("plan", "--gpus", 64, "--seq-len", 4096, "--gbs", 256)
-    for what in (("--model", "llama3-8b", "--gpu", "b200-sxm"), ("--model", "mixtral-8x7b", "--gpu", "h100-sxm")):
+    for model, gpu, factor in (("llama3-8b", "b200-sxm", 1.55), ("mixtral-8x7b", "h100-sxm", 2)):
+        what = ("--model", model, "--gpu", gpu)
         first = answer(*words, *what)["configurations"][0]
-        assert first["interval_s"][1] / first["step_s"] == pytest.approx(1.4)
+        assert first["interval_s"][1] / first["step_s"] == pytest.approx(factor)
         assert "Not calibrated" in ask(*words, *what).stdout
 
 
@@ -92,8 +93,15 @@ def test_a_table_of_ones_own_is_judged_and_calibrates(tmp_path: Path) -> None:
     (source,) = document["sources"]
     assert source["calibrated"]["median"] < 0.03
     assert "measured step predicted from the others" in ask(*LLAMA, *NVIDIA, "--calibrate", path).stdout
+    path.write_text(
+        "model,gpu,gpus,seq_len,micro_batch,gbs,tp,step_s\n"
+        "llama3-8b,h100,8,8192,1,16,2,1.9\nllama9,h100,8,8192,1,16,2,1\n"
+    )
+    answered = ask("plan", "--calibrate", path).stdout
+    assert "1 measured step beside" in answered
+    assert "the model 'llama9' is unknown" in answered
     path.write_text("gpu,gpus\nh100-sxm,8\n")
-    assert "has no column layers" in refused("plan", "--calibrate", path, code=1)
+    assert "has no column seq_len" in refused("plan", "--calibrate", path, code=1)
 
 
 @pytest.mark.parametrize(

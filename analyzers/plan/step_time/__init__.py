@@ -175,7 +175,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     layer = (device ** counts["sharpness"] + launching ** counts["sharpness"]) ** (1 / counts["sharpness"])
     head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
     head = passes * head
-    # Of the last stage, for which all others wait. Where layers do not fill the stages, the output takes a layer's place.
+    # Of the last stage, for which all others wait. Where layers do not fill the stages, it has one less.
     is_short = c.layers % c.pipeline > 0
     layers = np.ceil(c.layers / c.pipeline) - is_short
     ahead = is_short * np.maximum(layer - head, 0)  # of what the other stages take for that layer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import sqrt
+from math import log1p, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -70,12 +70,14 @@ class Calibration:
             Predictor(measured).seconds(self.constants(setups[0]))
         )
         known, asked = _positions(measured), _positions(setups)
-        weights = _covariance(asked, known) @ np.linalg.inv(
-            _covariance(known, known) + spread()["run"] ** 2 * np.eye(len(known))
-        )
-        variance = spread()["local"] ** 2 + spread()["common"] ** 2 - (weights * _covariance(asked, known)).sum(axis=1)
-        deviation = np.sqrt(np.maximum(variance, 0) + spread()["run"] ** 2)
-        return np.exp(weights @ left), np.expm1(NormalDist().inv_cdf(0.95) * deviation)
+        quantile = NormalDist().inv_cdf(0.95)
+        whole = spread()["local"] ** 2 + spread()["common"] ** 2
+        wider = max(1, (log1p(stack.error) / quantile) ** 2 / whole)  # far away as wide as without a calibration
+        shared = wider * _covariance(asked, known)
+        inverse = np.linalg.inv(wider * _covariance(known, known) + spread()["run"] ** 2 * np.eye(len(known)))
+        variance = np.maximum(wider * whole - ((shared @ inverse) * shared).sum(axis=1), 0) + spread()["run"] ** 2
+        variance *= max(1, left @ inverse @ left / len(left))  # rows that differ by more than was expected
+        return np.exp(shared @ inverse @ left), np.expm1(quantile * np.sqrt(variance))
 
 
 def stack_of(setup: StepSetup) -> Stack:
@@ -95,7 +97,9 @@ def _positions(setups: Sequence[StepSetup]) -> Float64:
             sqrt(setup.data),
             sqrt(setup.micro_batches),
             sqrt(setup.model.layers),
-            2.0 ** (setup.dtype == "fp8"),
+            setup.context,
+            setup.expert,
+            find_gpu(setup.gpu).peak_tflops(setup.dtype),
         )
         for setup in setups
     ]

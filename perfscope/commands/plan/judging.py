@@ -7,6 +7,7 @@ from dataclasses import asdict
 from perfscope.analyzers.plan.step_time.judgement import FEW_ROWS, Errors, SourceJudgement, judge
 from perfscope.report import Column, Json, Report, Row, Section, percent
 from perfscope.tables.step_time import MeasuredSteps
+from perfscope.units import format_count
 
 _ERRORS = (
     Column("Rows"),
@@ -77,7 +78,7 @@ def report_judgement(steps: MeasuredSteps) -> Report:
         "sources": [_data(one) for one in judged],
         "refused": refused,
     }
-    return Report(f"{len(steps.rows)} measured steps beside their predictions", data, tuple(sections))
+    return Report(f"{format_count(len(steps.rows), 'measured step')} beside their predictions", data, tuple(sections))
 
 
 def _cells(errors: Errors) -> Row:

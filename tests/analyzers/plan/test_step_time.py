@@ -71,11 +71,30 @@ def test_five_rows_calibrate_another_stack(gpu: str, before: float, after: float
     assert judged.calibrated.median < after
 
 
-def test_gpus_that_no_constant_saw_are_within_their_interval() -> None:
-    """The constants of H100, in bf16 and fp8, hold for Blackwell and for fp4 by the ratio of the peaks."""
-    rows = [row for row in published().rows if row.source == "megatron-bridge" and row.setup.gpu != "h100-sxm"]
-    errors = compare(rows, Calibration())
-    assert (errors.rows, errors.median < 0.12, errors.covered >= 0.9) == (66, True, True)
+@pytest.mark.parametrize(
+    ("sources", "zero", "rows", "median"),
+    [
+        (("megatron-bridge",), (0, 1), 65, 0.10),
+        (("megatron-bridge", "torchtitan", "maxtext"), (3,), 47, 0.23),
+        (("megatron-bridge-experts", "dgxc-experts"), (0, 1, 3), 139, 0.32),
+    ],
+    ids=["Llama on Blackwell", "other FSDP", "mixtures of experts"],
+)
+def test_intervals_hold_nine_of_ten_steps_that_no_constant_saw(
+    sources: tuple[str, ...], zero: tuple[int, ...], rows: int, median: float
+) -> None:
+    found = [row for row in published().rows if row.source in sources and row.setup.zero in zero]
+    errors = compare(found, Calibration())
+    assert (errors.rows, errors.median < median, errors.covered >= 0.9) == (rows, True, True)
+
+
+def test_a_calibration_narrows_no_interval_of_another_gpu() -> None:
+    """Steps of Llama 3 on H100 say what they take there again; of Blackwell they say little."""
+    known = tuple(row for row in published().rows if row.source == "dgxc" and row.setup.dtype == "bf16")
+    here = known[0].setup
+    near, far = Calibration(known).predict([here, replace(here, gpu="gb200")]).error
+    assert near < 0.1
+    assert far > 0.4
 
 
 def test_the_fastest_configuration_is_found_where_steps_were_measured() -> None:
@@ -96,7 +115,7 @@ def test_nothing_of_a_table_is_left_out() -> None:
     judged = judge(published())
     counted = sum(errors.rows for one in judged for errors in (one.used, one.unused) if errors)
     refused = [reason for _, reason in published().refused]
-    assert counted == len(published().rows) == 3683 - len(refused)
+    assert counted == len(published().rows) == 3858 - len(refused)
     assert len(refused) == 12
     assert all("is not" in reason for reason in refused)
 
