@@ -4,11 +4,14 @@ An unrelated project on the package index installs a module that is also named `
 its own, so that it still runs, and can say so, where the other one comes first.
 """
 
+import resource
 import sys
 
 
 def main() -> None:
     """Run the command line, or name the foreign module that Python finds instead."""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        sys.dont_write_bytecode = True  # below ``ulimit -f`` Python would keep cut files, and never import them again
     import perfscope  # here, so that this function can say so where the import finds another project
 
     if getattr(perfscope, "DISTRIBUTION", None) != "perfscope-toolkit":
