@@ -150,9 +150,7 @@ def test_the_first_steps_and_the_start_are_not_of_the_loop() -> None:
     assert LifePart.FIRST_STEP not in {part.part for part in loop.parts}
 
 
-@pytest.mark.parametrize(
-    ("run", "rhythm"), [("plain", (None, 4)), ("plain_pause_late", (5, 7)), ("long_pause_20", (20, 10))]
-)
+@pytest.mark.parametrize(("run", "rhythm"), [("plain", (None, 4)), ("plain_pause_late", (5, 7))])
 def test_steps_that_others_delay_hide_no_rhythm_and_make_none(run: str, rhythm: tuple[int | None, int]) -> None:
     """Steps that compute beside other programs, which have the processor for up to three quarters of the time."""
     loop = analyze(read_run(kept_run(ROOT / "fixtures" / "findings" / "busy" / run)))
