@@ -105,7 +105,13 @@ def to_content(
         if analyzer.is_stored and analyzer.name in names:
             with suppress(Unstorable):
                 partials[analyzer.name] = _pack(measured.partials.get(analyzer.name), analyzer.partial_kind(), files)
-    return to_bytes(Stored(__version__, fingerprint(), traces, events.value, hooks, of_trace, partials))
+    while True:
+        try:
+            return to_bytes(Stored(__version__, fingerprint(), traces, events.value, hooks, of_trace, partials))
+        except Unstorable:
+            if not partials:
+                raise
+            del partials[max(partials, key=lambda name: len(partials[name]))]  # the others are still worth it
 
 
 def load(location: str) -> Stored:

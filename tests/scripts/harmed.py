@@ -28,6 +28,8 @@ arguments = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
 steps = 60 if arguments.how == "full" else 9
 next_fault = runpy.run_path(os.environ["FAULTS"])["next_fault"] if "FAULTS" in os.environ else lambda: False
+if arguments.how == "readonly":
+    subprocess.run(["mount", "-o", "remount,ro", arguments.disk], check=True)  # before any rank opens a file
 if arguments.launcher == "deepspeed":
     import deepspeed
 elif arguments.launcher == "torchrun":
@@ -88,8 +90,6 @@ def train() -> None:
                 fill(step)
 
 
-if arguments.how == "readonly":
-    subprocess.run(["mount", "-o", "remount,ro", arguments.disk], check=True)
 train()
 while next_fault():
     train()

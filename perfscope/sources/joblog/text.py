@@ -22,6 +22,8 @@ from perfscope.errors import SourceError
 from perfscope.files import LARGEST_RATIO
 
 BLOCK = 1 << 21
+#: A shorter file fills no memory.
+_SMALL = 1 << 16
 
 _GZIP = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not say that it is an exception
@@ -74,7 +76,7 @@ def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
     raw.seek(0)
     with igzip.open(raw, "rb") as inflated:
         chunk, inflated_bytes = b"", 0
-        while inflated_bytes <= LARGEST_RATIO * max(raw.tell(), size):
+        while inflated_bytes <= LARGEST_RATIO * max(raw.tell(), _SMALL):
             is_first = not chunk
             try:
                 chunk = inflated.read(size)

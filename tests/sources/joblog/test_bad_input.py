@@ -54,6 +54,13 @@ def test_an_archive_of_logs_is_not_read_as_one_job(name: str, tmp_path: Path) ->
         read_log(path)
 
 
+def test_a_log_that_inflates_to_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.log.gz"
+    path.write_bytes(gzip.compress(b"\n" * (32 << 20)))
+    with pytest.raises(SourceError, match="more than 200 times its size"):
+        read_log(path)
+
+
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     path = tmp_path / "pipe.log"
     os.mkfifo(path)

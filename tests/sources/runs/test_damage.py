@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import shutil
 import sys
@@ -11,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kept_run
+from perfscope.cli import main
 from perfscope.engine.run import analyze
 from perfscope.sources.runs.model_record import read_model_record
-from perfscope.sources.runs.records import read_record
+from perfscope.sources.runs.records import decode_step, read_record, read_records
 from perfscope.wire.setup import SetupRecord
 from tests.conftest import ROOT
 
@@ -64,3 +67,30 @@ def test_a_configuration_may_state_any_number(number: int, tmp_path: Path) -> No
     assert len(damage) == 1
     (tmp_path / "setup.json").write_text(json.dumps({"engine": {"model_persistence_threshold": number}}))
     assert read_record(tmp_path / "setup.json", SetupRecord).engine == {"model_persistence_threshold": number}
+
+
+def test_a_file_of_records_that_inflates_to_a_bomb_is_named_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfscope.files._MOST_INFLATED", 1 << 20)
+    path, damage = tmp_path / "steps.000001.jsonl.gz", list[str]()
+    for size, is_damage in ((1 << 20, False), ((1 << 20) + 1, True)):
+        path.write_bytes(gzip.compress(b"\n" * size))
+        assert read_records(path, decode_step, damage) == []
+        assert bool(damage) == is_damage
+
+
+@pytest.mark.parametrize("words", [("watch", "--once"), ("postmortem",)])
+@pytest.mark.parametrize("name", ["run.json", "nvml/vm.jsonl", "ranks/00000/steps.jsonl", "deaths/vm.jsonl"])
+def test_no_command_waits_for_a_fifo(
+    words: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(kept_run(RUNS / "h200_megatron_pp2"), tmp_path / "run")
+    path = tmp_path / "run" / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    monkeypatch.setattr(sys, "argv", ["perfscope", *words, str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, 1, 4)
