@@ -388,6 +388,9 @@ def _check_cell(
     if published is not None:
         printed = exact.over(exact_interval(published.unit))
         verdict = judge(published, printed)
+        near = quantity in SHARES and abs(exact.value - published.number) <= TOLERANCE * published.number
+        if near and verdict is not CellVerdict.ROUNDED:  # publishers round the peak, too
+            verdict = CellVerdict.WITHIN
         return _make_cell(table, row, column, published, str(quantity), printed.value, verdict)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
@@ -476,9 +479,12 @@ def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int
                     assumed["16-bit products (precision)"] = None
                 continue
             for quantity, fallback in ((_Q.SEQ_LEN, ASSUMED_SEQ_LEN), (_Q.PASSES, ASSUMED_PASSES)):
-                needed = quantity is _Q.PASSES or not {_Q.TOKEN_RATE, _Q.TOKENS} & set(row.figures)
-                if needed and find_constant(table, row, quantity, fallback) is fallback:
-                    assumed[f"{quantity} {fallback.value} ({fallback.origin})"] = None
+                needed = quantity is _Q.PASSES or not {_Q.TOKEN_RATE, _Q.DEVICE_TOKEN_RATE, _Q.TOKENS} & set(
+                    row.figures
+                )
+                with suppress(NotComputable):
+                    if needed and find_constant(table, row, quantity, fallback) is fallback:
+                        assumed[f"{quantity} {fallback.value} ({fallback.origin})"] = None
     return tuple(assumed)
 
 

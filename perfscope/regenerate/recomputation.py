@@ -229,13 +229,10 @@ def _peak_fraction(_table: PublishedTable, row: PublishedRow) -> Interval:
     stated = _Q.TFLOPS if _Q.TFLOPS in row.figures else _Q.MODEL_TFLOPS
     if stated not in row.figures:
         raise NotComputable(_explain_model(row))
-    peak, share = find_peak(row), row.figures.get(_Q.PEAK_FRACTION)
-    if row.subject.dtype is None and share is not None:  # it may be of either precision
-        peak = min(
-            (each.tflops for each in _find_peaks(row)),
-            key=lambda tflops: abs(row.figures[stated].number / tflops - share.number),
-        )
-    return measured_interval(row.figures[stated]).over(exact_interval(peak))
+    tflops, share = row.figures[stated].number, row.figures.get(_Q.PEAK_FRACTION)
+    peaks = [each.tflops for each in _find_peaks(row) if each.fault is None]
+    near = [peak for peak in peaks if share and abs(tflops / peak - share.number) <= TOLERANCE * share.number]
+    return measured_interval(row.figures[stated]).over(exact_interval((near or peaks)[0]))
 
 
 def find_peak(row: PublishedRow) -> Fraction:

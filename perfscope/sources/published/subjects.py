@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+from perfscope.constants import GIGA, MEGA, TERA
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
+from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
 from perfscope.models.transformer import ModelDescription
 from perfscope.sources.models.presets import find_preset
 from perfscope.tables.published import Subject
@@ -71,6 +73,8 @@ def _find_model(names: Names, unknown: dict[str, str]) -> ModelDescription | Non
         found = dict(_scan(words, _LONGEST_MODEL, _find_preset))
         inside = {place for start, end in found for place in range(start, end)}
         sizes = [word for place, word in enumerate(words) if place not in inside and _SIZE.fullmatch(word)]
+        if len(found) == 1:  # its own size stands beside some names: GPT-2 medium 355M
+            sizes = [size for size in sizes if not _is_size_of(size, next(iter(found.values())))]
         if len(found) + len(sizes) > 1:
             unknown[MODEL] = f"{text!r} names no model that is known, or several"
             return None
@@ -83,6 +87,12 @@ def _find_model(names: Names, unknown: dict[str, str]) -> ModelDescription | Non
             return model
     unknown[MODEL] = "no cell and no heading names a known model"
     return None
+
+
+def _is_size_of(size: str, model: ModelDescription) -> bool:
+    number = float(size[:-1]) * {"m": MEGA, "b": GIGA, "t": TERA}[size[-1].lower()]
+    counts = total_parameters(model.transformer), active_parameters(model.transformer)
+    return any(abs(number / count - 1) <= SAME_SIZE for count in counts)
 
 
 def _find_in_family(size: str, headings: Sequence[str]) -> ModelDescription | None:

@@ -94,7 +94,8 @@ _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.RATE, r"(samples?|sequences?|seqs?|sentences?|images?|imgs?|examples?)( ?/ ?| per )s(ec(onds?)?)?"),
     (
         _Q.STEP_TIME,
-        r"((elapsed|training) )?time( per | ?/ ?)?(it(er(ation)?)?|step)?|(training )?(it(er(ation)?)?|step) (time|s)"
+        r"((elapsed|training) )?time( per | ?/ ?)?(it(er(ation)?)?|step)?"
+        r"|((training|avg|average|mean|median) )?(it(er(ation)?)?|step) (time|s)"
         r"|lat?n?tency.*|s(ec(ond)?s?)?(/| per )it(er(ation)?)?",
     ),
 )
