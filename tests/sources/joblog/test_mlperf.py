@@ -46,6 +46,7 @@ def test_tflops_or_the_reason() -> None:
     assert summary.tflops_per_gpu == pytest.approx(by_hand, rel=1e-5)
     lora = summarize(EXCERPTS / "mlperf-lora.log", Checkpointing.NONE)
     assert (lora.tflops_per_gpu, lora.tflops_reason and lora.tflops_reason[:4]) == (None, "LoRA")
+    assert lora.setup.seq_len == 8192  # the length of the benchmark's packed data
 
 
 def test_mfu_only_for_a_stated_type(capsys: pytest.CaptureFixture[str]) -> None:
