@@ -34,6 +34,7 @@ _OPTIONAL = {
     "micro_batches": "",
     "network_gb_s": "",
 }
+_MAY_BE_ZERO = ("zero", "tied")
 _GZIP = b"\x1f\x8b"
 
 
@@ -77,7 +78,10 @@ def read_step_times(path: Path) -> MeasuredSteps:
 
 
 def _read_number(line: Mapping[str, str | None], name: str, default: int = 1) -> int:
-    return int(line.get(name) or default)
+    value = int(line.get(name) or default)
+    if value < (name not in _MAY_BE_ZERO):
+        raise UsageError(f"{name} is {value}")
+    return value
 
 
 def _read_model(line: Mapping[str, str | None]) -> Transformer:

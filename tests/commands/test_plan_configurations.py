@@ -75,6 +75,19 @@ def test_a_log_calibrates_and_what_states_too_little_is_refused() -> None:
     assert "states no number of GPUs" in refused(*GPT, *words, "--calibrate", other, code=1)
 
 
+def test_a_calibration_says_how_far_its_steps_are_from_the_prediction(tmp_path: Path) -> None:
+    """The run's own model and length count, whatever is planned; milliseconds and copies are found out."""
+    words = ("plan", "--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm", "--seq-len", 8192, "--gbs", 16)
+    assert "They take 1.2 times" in ask(*words, "--calibrate", ROOT / "fixtures" / "runs" / "h200_zero1").stdout
+    path = tmp_path / "own.csv"
+    row = "llama3-8b,h200,8,8192,1,16,1900"
+    path.write_text("\n".join(("model,gpu,gpus,seq_len,micro_batch,gbs,step_s", row, row, row.replace(",8,", ",-8,"))))
+    told = ask(*words, "--calibrate", path).stdout
+    assert "Calibrated by 1 measured step," in told
+    assert "are they seconds, and of this model?" in told
+    assert "gpus is -8" in told
+
+
 def test_what_was_never_measured_says_so_and_has_a_wide_interval() -> None:
     words = ("plan", "--gpus", 64, "--seq-len", 4096, "--gbs", 256)
     for model, gpu, factor in (("llama3-8b", "b200-sxm", 1.55), ("mixtral-8x7b", "h100-sxm", 2)):

@@ -45,9 +45,9 @@ class Calibration:
 
     def predict(self, setups: Sequence[StepSetup]) -> Prediction:
         """Predict steps; UsageError where a GPU is unknown or lacks the data type."""
-        groups: dict[tuple[str, bool], list[int]] = {}
+        groups: dict[Stack, list[int]] = {}
         for index, setup in enumerate(setups):
-            groups.setdefault((setup.gpu, setup.zero > 1), []).append(index)
+            groups.setdefault(stack_of(setup), []).append(index)
         terms, error = np.zeros((len(TERMS), len(setups)), np.int64), np.zeros(len(setups))
         for indices in groups.values():
             some = [setups[index] for index in indices]

@@ -26,6 +26,8 @@ from perfscope.units import format_count, format_parameters
 _TITLE = "Configurations, fastest first"
 #: The least probability that a listed configuration fits.
 _LIKELY = 0.5
+#: A measured step that takes so many times what is predicted is doubted.
+_DOUBTFUL = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def _list_section(ranking: Ranking) -> Section:
     source = f"Constants: {names}. Other software can take several times as long: calibrate it by a step of its own."
     if ranking.calibration.rows:
         rows = format_count(len(ranking.calibration.rows), "measured step")
-        source = f"Calibrated by {rows}, from the constants of {names}."
+        source = f"Calibrated by {rows}, from the constants of {names}. {_compare_measured(ranking.calibration)}"
     elif not all(stack.is_measured for stack in used.values()):
         source = f"Not calibrated: no such training is published. Constants: {names}, by the ratio of the peaks."
     notes = [
@@ -202,6 +204,14 @@ def _list_section(ranking: Ranking) -> Section:
             f"90 % within {percent(ranking.checked.p90):.1f} %."
         )
     return Section(_TITLE, _COLUMNS, tuple(map(_to_row, ranking.configurations[:MOST_ROWS])), tuple(notes))
+
+
+def _compare_measured(calibration: Calibration) -> str:
+    """How far measured steps are from uncalibrated ones: far off, they may be of another unit or model."""
+    predicted = Calibration().predict([row.setup for row in calibration.rows]).seconds
+    ratio = float(np.median([row.seconds for row in calibration.rows] / predicted))
+    doubt = "" if 1 / _DOUBTFUL < ratio < _DOUBTFUL else ": are they seconds, and of this model?"
+    return f"They take {ratio:.2g} times what those predict{doubt or '.'}"
 
 
 def _to_row(one: Configuration) -> Row:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers import steps
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.analyzers.plan import Attention
+from perfscope.analyzers.tflops.trained_run import count_step_tokens, find_recomputation, find_trained_model
 from perfscope.commands.model import choose_logged_model
 from perfscope.commands.plan.options import PlanInputs
 from perfscope.errors import MissingInput, PerfscopeError, UsageError
@@ -41,6 +44,7 @@ def read_measured(paths: Sequence[str], shape: Transformer, inputs: PlanInputs, 
         except (MissingInput, UsageError) as error:
             found.append(MeasuredSteps((), ((path.name, f"{path}: {error}"),)))
     steps_read = _join(found)
+    steps_read = replace(steps_read, rows=tuple(dict.fromkeys(steps_read.rows)))  # a copy of a row says nothing
     if paths and not steps_read.rows:
         raise PerfscopeError(f"no measured step can be used: {steps_read.refused[0][1]}")
     return steps_read
@@ -58,8 +62,12 @@ def _read_log(path: Path, shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> M
     choice, setup = choose_logged_model(log), summary.setup
     model = choice.transformer if choice and choice.transformer else shape
     sizes = {name: size for name in ("tp", "pp", "cp", "mbs", "zero_stage") if (size := getattr(setup.layout, name))}
+    training = inputs.training._replace(
+        seq_len=setup.seq_len or inputs.seq_len, checkpointing=setup.checkpointing or inputs.checkpointing
+    )
+    as_logged = replace(inputs, training=training)
     return _measure(
-        model, inputs, gpu, sizes, gpus=setup.gpus, gbs=setup.gbs, seconds=summary.times.median_s, source=str(path)
+        model, as_logged, gpu, sizes, gpus=setup.gpus, gbs=setup.gbs, seconds=summary.times.median_s, source=str(path)
     )
 
 
@@ -75,8 +83,23 @@ def _read_run(path: Path, shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> M
     if gbs and passes and replicas:
         sizes["mbs"] = max(1, round(gbs / passes / replicas))
     own_gpu = lookup_gpu(device) if device else None
+    model, training = shape, inputs.training
+    with suppress(MissingInput):
+        model = find_trained_model(run).model
+    with suppress(MissingInput):
+        training = training._replace(seq_len=count_step_tokens(result)[1])
+    if run.models:
+        sizes |= {"zero_stage": stage} if (stage := run.models[0].zero_stage) is not None else {}
+        training = training._replace(checkpointing=find_recomputation(run.models).checkpointing or inputs.checkpointing)
     return _measure(
-        shape, inputs, own_gpu or gpu, sizes, gpus=run.devices, gbs=gbs, seconds=result.step_time_s, source=str(path)
+        model,
+        replace(inputs, training=training),
+        own_gpu or gpu,
+        sizes,
+        gpus=run.devices,
+        gbs=gbs,
+        seconds=result.step_time_s,
+        source=str(path),
     )
 
 
