@@ -254,7 +254,8 @@ def _count_cells(tables: Sequence[PublishedTable]) -> tuple[dict[_Key, _CountedC
             found[id(cell.row), cell.quantity] = cell.choose(name, is_known=cell.model in models, is_mixed=is_mixed)
         readings = Counter(cell.followed[name].reading for cell in following)
         said = ", ".join(f"{number} {reading}" for reading, number in readings.items() if reading)
-        described.append(f"{heading}: {len(following)} of {len(cells)} cells follow `{name}`{said and f' ({said})'}")
+        which = f"`{name}`{said and f' ({said})'}" if name else "a known convention"
+        described.append(f"{heading}: {len(following)} of {len(cells)} cells follow {which}")
     return found, tuple(described)
 
 
