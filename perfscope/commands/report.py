@@ -53,7 +53,8 @@ class ConstantOptions:
         typer.Option(help="Tensor-parallel size, in GPUs.", rich_help_panel=_PANEL, show_default="from the text"),
     ] = None
     gpu: Annotated[
-        str | None, typer.Option(help="Model of the GPU, for columns with a share of its peak.", rich_help_panel=_PANEL)
+        str | None,
+        typer.Option(help="GPU of the rows that name none, for a share of its peak.", rich_help_panel=_PANEL),
     ] = None
 
     def constants(self) -> dict[Quantity, Constant]:
@@ -107,7 +108,7 @@ def refresh(
     ] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
-    """Recompute the TFLOPs, speed-up, efficiency and percentage cells of a file's tables, in place."""
+    """Recompute the TFLOPs, MFU, speed-up, efficiency and percentage cells of a file's tables, in place."""
     published, checked = check_file(file, constants.constants(), constants.find_gpu())
     if not check:
         write_cells(file, published.document, checked)
