@@ -22,6 +22,7 @@ NEEDS_DIMENSIONS = (
 )
 
 _NOT_UNIFORM = "assumes attention in every layer, and that all weights are trained"
+_NOT_PLAIN = "assumes multi-head attention and a plain MLP of 4h"
 _NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
 
 
@@ -212,7 +213,7 @@ def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
     if not _is_uniform(model):
         return _evaluate(step, name, formula, None, reason=_NOT_UNIFORM)
     flops = per_token.megatron_paper(model, step.attention_len, checkpointing)
-    reason = None if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h"
+    reason = None if model.is_plain_gpt else _NOT_PLAIN
     return _evaluate(step, name, formula, flops, recomputes=checkpointing is not Checkpointing.NONE, reason=reason)
 
 
@@ -275,6 +276,8 @@ def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str,
 
 def describe_kinds(model: Transformer) -> Iterator[str]:
     """Say in words which layers have no attention over the whole sequence, and what conventions count of them."""
+    if _is_uniform(model) and not model.is_plain_gpt:
+        yield f"`megatron_paper` {_NOT_PLAIN}, so that it is not what this model needs."
     for mixer in model.mixers:
         layers = f"{mixer.layers} of {model.layers} layers have {mixer.kind}"
         match mixer.kind:

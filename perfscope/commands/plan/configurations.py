@@ -177,7 +177,7 @@ _COLUMNS = (
 def _list_section(ranking: Ranking) -> Section:
     if not ranking.configurations:
         none = f"None of {ranking.tried} fits: more GPUs or a larger batch are needed."
-        uneven = "None is listed: stages would have unequal layers, or replicas unequal shares of the batch."
+        uneven = "None is listed: the replicas would have unequal shares of the batch."
         return Section(_TITLE, notes=(none if ranking.tried else uneven,))
     used = {stack.name: stack for stack in (stack_of(one.setup) for one in ranking.configurations)}
     names = " and ".join(used)

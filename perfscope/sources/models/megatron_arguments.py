@@ -95,9 +95,9 @@ def _kinds(arguments: Mapping[str, str], layers: int, origin: str) -> list[str]:
 
 
 def _window(arguments: Mapping[str, str]) -> int:
-    """Tokens of the window: those before a token, and the token itself."""
-    sizes = [int(size) for size in re.findall(r"\d+", arguments.get("window_size", ""))]
-    return sum(sizes) + 1 if sizes else 0
+    """Tokens of the window: those before a token, and the token itself; -1 is no limit."""
+    sizes = [int(size) for size in re.findall(r"-?\d+", arguments.get("window_size", ""))]
+    return sum(sizes) + 1 if sizes and min(sizes) >= 0 else 0
 
 
 def _makers(

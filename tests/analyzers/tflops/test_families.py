@@ -127,6 +127,11 @@ def test_the_closed_form_has_no_figure_for_frozen_weights_or_layers_without_atte
         assert not any(name.startswith("megatron_paper") for name in by_name(document, "variants"))
 
 
+def test_the_closed_form_of_a_model_that_it_does_not_describe_is_named() -> None:
+    for model, is_named in (("llama3-8b", True), ("gpt3-175b", False), ("nemotron-3-nano", False)):
+        assert ("plain MLP of 4h, so that" in ask("tflops", "--model", model, *STEP).stdout) is is_named
+
+
 def test_a_plan_has_no_memory_for_layers_whose_activations_are_not_known() -> None:
     assert "Mamba-2" in refused("plan", "--model", "nemotron-h-8b", "--gpus", 8, "--gpu", "h100-sxm")
 
@@ -142,6 +147,6 @@ def test_frozen_weights_have_neither_gradients_nor_an_optimizer() -> None:
     assert lora["checkpoint"]["optimizer_bytes"] == 0
 
 
-def test_layers_that_no_stages_divide_are_said_to_be_so() -> None:
-    text = ask("plan", "--model", "deepseek-v3", "--gpus", 256, "--gpu", "b200", "--gbs", 256, "--pp", 4).stdout
-    assert "None is listed: stages would have unequal layers" in text
+def test_a_batch_that_no_replicas_divide_is_said_to_be_so() -> None:
+    text = ask("plan", "--model", "llama3-8b", "--gpus", 16384, "--gpu", "b200", "--gbs", 1009).stdout
+    assert "None is listed: the replicas would have unequal shares" in text

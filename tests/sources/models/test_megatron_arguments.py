@@ -60,3 +60,7 @@ def test_a_pattern_that_is_none_is_refused(old: str, new: str, said: str) -> Non
     text = _SUPER if old in _SUPER else _OSS.replace(",window_attn_skip_freq=2", "")
     with pytest.raises(UsageError, match=said):
         _read(text.replace(old, new))
+
+
+def test_a_window_of_minus_one_is_none() -> None:
+    assert _read(_OSS.replace("(127; 0)", "(-1; 0)")).mixers == ()
