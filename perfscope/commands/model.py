@@ -244,7 +244,7 @@ def choose_logged_model(log: JobLog) -> ModelChoice | None:
 
 def _find_model(text: str, seq_len: int) -> ModelChoice:
     name, *words = text.split(",")
-    known = find_preset(name)
+    known = None if "/" in name and Path(name).exists() else find_preset(name)
     if known is None and words and is_config_file(Path(name)):
         known = read_config(Path(name))
     if known is not None:

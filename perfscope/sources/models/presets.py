@@ -10,6 +10,10 @@ from importlib.resources import files
 from perfscope.models.transformer import ModelDescription
 from perfscope.sources.models.huggingface import prediction_modules, to_transformer
 
+_OF_REPOSITORY = re.compile(
+    r"^[\w.-]+/(?:meta-|nvidia-)?(?=[\w.-]+$)|"
+    r"(?<=\w)(?:-(?:hf|base|instruct|chat|thinking|it|pt|bf16|8k|v0\.1|0324|0528|0905|2507))+$"
+)
 _ALIASES = re.compile(r"^aliases = \[(.*)\]$", re.MULTILINE)
 
 
@@ -32,8 +36,11 @@ def _names() -> dict[str, str]:
 
 
 def _normalise(name: str) -> str:
-    """A name without what publishers write differently: ``LLAMA3_70B``, ``Llama 3 70B`` and ``llama3-70b`` are one."""
-    return re.sub(r"[\s_-]", "", name.lower())
+    """A name without what publishers write differently, and without the owner of a repository and its version.
+
+    ``LLAMA3_70B``, ``Llama 3 70B`` and ``meta-llama/Meta-Llama-3-70B-Instruct`` are one.
+    """
+    return re.sub(r"[\s_-]", "", _OF_REPOSITORY.sub("", name.lower()))
 
 
 def preset_names() -> tuple[str, ...]:

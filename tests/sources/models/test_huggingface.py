@@ -194,6 +194,15 @@ def test_every_architecture_is_held_to_transformers_by_a_case() -> None:
     assert {kind for kind, _, _ in BUILT_BY_TRANSFORMERS} == set(FAMILIES)
 
 
+def test_a_folder_counts_before_the_name_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meta-llama" / "Llama-3.1-8B").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    words = ("tflops", "--model", "meta-llama/Llama-3.1-8B", *STEP)
+    assert "contains no config.json" in refused(*words, code=1)
+    (tmp_path / "meta-llama" / "Llama-3.1-8B").rmdir()
+    assert answer(*words)["model"]["name"] == "llama3-8b"
+
+
 @pytest.mark.parametrize("form", ["file", "folder"])
 def test_a_config_json_is_read_by_file_and_by_folder(tmp_path: Path, form: str) -> None:
     config = {"model_type": "llama", **_GROUPED}

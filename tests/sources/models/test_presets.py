@@ -48,6 +48,10 @@ WRITTEN = {
     "LLAMA3.1_405B": "llama3-405b",
     "Kimi_K2": "kimi-k2",
     "Llama-3.1-8B": "llama3-8b",
+    "meta-llama/Meta-Llama-3-70B-Instruct": "llama3-70b",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": "qwen3-235b-a22b",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano",
+    "google/gemma-3-27b-it": "gemma3-27b",
 }
 
 
