@@ -47,7 +47,11 @@ def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
         assert one["dp"] * one["micro_batch"] * one["micro_batches"] == 128
         assert sum(one["terms_ns"].values()) == pytest.approx(one["step_s"] * 1e9, abs=1)
     text = ask(*LLAMA, "--tp", 8, "--why").stdout
-    assert "; fastest with TP 8, " in text.splitlines()[0]
+    title = text.splitlines()[0]
+    assert title.startswith(f"# {found[0]['step_s']:.3g} s a step (")
+    assert " with TP 8, " in title
+    assert "MFU " in title
+    assert "What fits" not in text
     assert "tensor-parallel communication" in text
     assert "NVIDIA/dgxc-benchmarking" in text
     assert "1T tokens take 163.9 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3

@@ -69,7 +69,7 @@ def plan(
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan)
-    if inputs.layout.gbs and training_plan.peak.gpu:
+    if training_plan.has_configurations:
         from perfscope.commands.plan.configurations import add_configurations  # imports SciPy, too
 
         report = add_configurations(report, training_plan)

@@ -140,7 +140,7 @@ def possible_batches(inputs: PlanInputs, model: Transformer, gbs: int) -> Iterat
     for context in [typed.cp] if typed.cp else powers_of_two(inputs.seq_len // _SHORT_SEQUENCE):
         for tensor, pipeline in possible_degrees(inputs, model, context) if inputs.seq_len % context == 0 else ():
             data = inputs.gpus // (tensor * pipeline * context)
-            for layout in _spread_batch(inputs, model, gbs, data, pipeline):
+            for layout in _spread_batch(inputs, model, gbs, data, pipeline, context):
                 for checkpointing in _candidate_checkpointing(inputs):
                     for zero in _candidate_stages(inputs, pipeline):
                         yield _make_layout(
@@ -149,13 +149,17 @@ def possible_batches(inputs: PlanInputs, model: Transformer, gbs: int) -> Iterat
 
 
 def _spread_batch(
-    inputs: PlanInputs, model: Transformer, gbs: int, data: int, pipeline: int
+    inputs: PlanInputs, model: Transformer, gbs: int, data: int, pipeline: int, context: int
 ) -> Iterator[LayoutOptions]:
-    """The micro-batch, virtual stages and expert-parallel size of each way to spread a batch over replicas."""
+    """The micro-batch, virtual stages and expert-parallel size of each way to spread a batch over replicas.
+
+    Where ranks split sequences, a micro-batch is one: ranks that split two have as many tokens as ranks with one whole.
+    """
     typed = inputs.layout
     largest = gbs // data if gbs % data == 0 else 0
     experts = model.experts.routed if model.experts else 1
-    for micro_batch in [typed.micro_batch] if typed.micro_batch else powers_of_two(largest):
+    micro_batches = powers_of_two(largest) if context == 1 else [1]
+    for micro_batch in [typed.micro_batch] if typed.micro_batch else micro_batches:
         if largest < micro_batch or largest % micro_batch:
             continue
         # Interleaving takes whole rounds of micro-batches (Narayanan et al. 2021, section 2.2).
@@ -253,6 +257,11 @@ class TrainingPlan:
         if self.duration.tflops_per_gpu is None or self.peak.tflops is None:
             return None
         return self.duration.tflops_per_gpu / self.peak.tflops
+
+    @property
+    def has_configurations(self) -> bool:
+        """Whether configurations are listed: the batch and the GPU are known."""
+        return self.inputs.layout.gbs is not None and self.peak.gpu is not None
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -14,14 +14,14 @@ from perfscope.analyzers.plan.step_time.judgement import Errors, check_each_by_o
 from perfscope.commands.plan.calculation import TrainingPlan, estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
-from perfscope.commands.plan.report import describe_duration
+from perfscope.commands.plan.report import describe_duration, describe_fit
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.models.hardware import Gpu
 from perfscope.models.transformer import Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
 from perfscope.tables.columns import Int64
 from perfscope.tables.step_time import StepSetup
-from perfscope.units import format_count, format_parameters
+from perfscope.units import format_bytes, format_count, format_parameters
 
 _TITLE = "Configurations, fastest first"
 #: The least probability that a listed configuration fits.
@@ -153,16 +153,35 @@ def add_configurations(report: Report, plan: TrainingPlan) -> Report:
     data = {**report.data, "configurations": [_to_data(one) for one in ranking.configurations]}
     title = report.title
     if ranking.configurations:
-        fastest = ranking.configurations[0]
-        title = f"{title}; fastest with {_describe(fastest)}: {fastest.seconds:.3g} s a step"
+        assert plan.peak.gpu is not None
+        data["verdict"] = _describe_fastest(ranking.configurations[0], plan.peak.gpu)
+        title = f"{data['verdict']}: {title.removeprefix(f'{describe_fit(plan)}: ')}"
     return Report(title, data, (*sections, *report.sections), report.warnings)
+
+
+def _describe_fastest(one: Configuration, gpu: Gpu) -> str:
+    """The configuration with its step, for the first line."""
+    low, high = one.interval
+    memory = f"{format_bytes(one.memory.total)} of {format_bytes(gpu.memory_bytes)}"
+    return (
+        f"{one.seconds:.3g} s a step ({low:.3g} to {high:.3g}) with {_describe(one)}; "
+        f"{one.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {one.mfu:.0%}, {memory} "
+        f"(fits with {min(0.99, one.fit_probability):.0%})"
+    )
 
 
 def _describe(one: Configuration) -> str:
     layout = one.memory.layout
-    degrees = (("TP", layout.tensor), ("PP", layout.pipeline), ("CP", layout.context), ("EP", layout.expert))
+    degrees = (
+        ("TP", layout.tensor),
+        ("PP", layout.pipeline),
+        ("virtual", layout.virtual),
+        ("CP", layout.context),
+        ("EP", layout.expert),
+    )
     words = [f"{name} {size}" for name, size in degrees if size > 1]
-    return ", ".join((*words, f"ZeRO {layout.zero}", f"micro-batch {layout.micro_batch}"))
+    words += [f"ZeRO {layout.zero}", f"micro-batch {layout.micro_batch}", f"checkpointing {layout.checkpointing}"]
+    return ", ".join(words)
 
 
 _COLUMNS = (
@@ -186,18 +205,22 @@ def _list_section(ranking: Ranking) -> Section:
         rows = format_count(len(ranking.calibration.rows), "measured step")
         source = f"Calibrated by {rows}, from the constants of {names}. {_compare_measured(ranking.calibration)}"
     elif not all(stack.is_measured for stack in used.values()):
-        source = f"Not calibrated: no such training is published. Constants: {names}, by the ratio of the peaks."
+        source = f"Not calibrated, so the interval is wide. Constants: {names}, by the ratio of the peaks."
     notes = [
         f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
         "They fit more probably than not, and split along the sequence where TP splits.",
-        "The interval holds nine of ten steps. Communication is what no computation hides.",
+        "The interval holds nine of ten steps of tuned software. Communication is what no computation hides.",
         source,
         *ranking.notes[:MOST_ROWS],
     ]
     if ranking.tokens:
         fastest = ranking.configurations[0]
-        seconds = ranking.tokens / fastest.setup.tokens * fastest.seconds
-        notes.append(f"{format_parameters(ranking.tokens)} tokens take {describe_duration(seconds)} with the fastest.")
+        times = (ranking.tokens / fastest.setup.tokens * seconds for seconds in (fastest.seconds, *fastest.interval))
+        duration, least, most = map(describe_duration, times)
+        notes.append(
+            f"{format_parameters(ranking.tokens)} tokens take {duration} with the fastest ({least} to {most}), "
+            "without pauses."
+        )
     if ranking.checked:
         notes.append(
             f"Each measured step predicted from the others: {percent(ranking.checked.median):.1f} % off in the median, "

@@ -258,8 +258,11 @@ def to_report(plan: TrainingPlan) -> Report:
         "assumed": list(assumptions),
         "verdict": describe_fit(plan),
     }
-    memory, fitting = memory_section(plan.memory, peak), fitting_section(plan.fitting, peak)
-    sections = [duration_section(plan), memory, fitting, checkpoint_section(plan)]
+    sections = [memory_section(plan.memory, peak), checkpoint_section(plan)]
+    if not plan.has_configurations:
+        sections.insert(1, fitting_section(plan.fitting, peak))
+    if plan.duration.solved_for or not plan.has_configurations:
+        sections.insert(0, duration_section(plan))
     if assumptions:
         sections.append(Section("Assumptions", notes=assumptions))
     return Report(_title(plan), data, tuple(sections), (*peak.warnings, *_warn_above_peak(plan)))
