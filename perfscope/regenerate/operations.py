@@ -69,8 +69,9 @@ def _by_convention(model: Transformer, seq_len: int) -> tuple[Count, ...]:
         name = _VERSIONS.get(each.name, each.name)
         found.append(Count(name, each.flops_per_token, version, counts_recomputation=each.counts_recomputation))
         if name == _BY_PARAMETERS:
-            faults = find_faults(_WITH_FAULT, model).values()
-            found += [Count(name, each.flops_per_token + extra, "with a fault", is_fault=True) for _, extra in faults]
+            for _, extra in find_faults(_WITH_FAULT, model).values():
+                twice = each.flops_per_token + extra
+                found.append(Count(name, twice, "with the tied embedding twice", is_fault=True))
     return tuple(found)
 
 
