@@ -48,7 +48,7 @@ def draw_findings(analysis: Analysis) -> Drawn:
 def _card(finding: Finding, index: int) -> str:
     pointer = f"/results/findings/{index}"
     low, high = (format_seconds(edge / US_PER_S) for edge in finding.interval_us)
-    between = f"{low} to {high} a step, " if low != high else ""
+    between = f"{low} to {high} a step, " if low != high and not finding.of_wall else ""
     ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks, 8)}" if finding.ranks else "all ranks"
     evidence = "".join(f"<li>{with_code(item.text)}</li>" for item in finding.evidence)
     if finding.saved_bytes is not None:

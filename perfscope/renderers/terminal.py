@@ -100,10 +100,10 @@ def _draw_analysis(analysis: Mapping[str, Any], console: Console, most: int) -> 
     findings = results.get("findings")
     for number, finding in enumerate((findings or ())[:MOST_FINDINGS], 1):
         style = _DOUBT if number > 1 else f"bold {_DOUBT}"
-        yield from _wrap(_plain(f"{number}. {name_finding(finding)}", style), console, None)
+        yield from _wrap(_plain(f"{number}. {name_finding(finding)}", style), console)
         why = f"{finding['evidence'][0]['text']} {finding['advice']}".replace("`", "")
         if number <= most:
-            yield from _wrap(_plain(why), console, None, indent="   ")
+            yield from _wrap(_plain(why), console, indent="   ")
     if findings is not None and len(findings) > MOST_FINDINGS:
         yield _plain(f"{len(findings) - MOST_FINDINGS} more: --section findings", _FAINT)
     elif findings is not None and not findings:
@@ -113,7 +113,7 @@ def _draw_analysis(analysis: Mapping[str, Any], console: Console, most: int) -> 
     if (shares := describe_shares(results)) is not None:
         yield from _wrap(_plain(shares), console)
     if (steps := results.get("steps")) is not None:
-        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console, None)
+        yield from _wrap(_plain(describe_steps(steps, results.get("loop"))), console)
     for line in describe_doubts(analysis):
         yield from _wrap(_plain(line, _DOUBT), console)
 
@@ -245,14 +245,11 @@ def _plain(text: str, style: str = "") -> Text:
     return Text(to_line(text), style)
 
 
-def _wrap(line: Text, console: Console, most: int | None = 2, *, indent: str = "") -> list[Text]:
-    """So many rows of a long line, all but the first one further indented; the last shows where it is cut."""
-    most = most or len(line)
+def _wrap(line: Text, console: Console, *, indent: str = "") -> list[Text]:
+    """The rows of a long line, all but the first one further indented."""
     rows = line.wrap(console, console.width - 3 - len(indent)) or [line]
     first, *following = (Text(indent).append_text(row) for row in rows)
-    cut, following = following[most - 1 :], [Text("  ").append_text(row) for row in following[: most - 1]]
+    following = [Text("  ").append_text(row) for row in following]
     for row in following:
         row.rstrip()
-    if cut:
-        following[-1].append(" …")
     return [first, *following]

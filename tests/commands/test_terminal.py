@@ -12,6 +12,7 @@ import pytest
 from _pytest.capture import CaptureIO
 from rich.cells import cell_len
 
+from benchmarks import kept_run
 from tests.commands.report_cli import Run, run
 from tests.conftest import ROOT
 
@@ -64,6 +65,16 @@ def test_the_summary_names_costs_advice_steps_and_shares(capsys: Capture) -> Non
     assert text.count("█\n") == 1
     assert re.search(r"^start-up +\d+\.\d% +", text, re.MULTILINE)
     assert "\x1b[1;33m1. Unpinned copies" in answer.out
+
+
+def test_no_word_of_a_finding_is_cut(capsys: Capture) -> None:
+    garbage = kept_run(FIXTURES / "findings" / "busy" / "evaluation_and_garbage")
+    words = " ".join(" ".join(lines_of(run(capsys, "analyze", garbage))).split())
+    first, second = json.loads(run(capsys, "analyze", garbage, "-f", "json").out)["results"]["findings"]
+    for text in (first["cost"], first["evidence"][0]["text"], first["advice"], second["title"], second["cost"]):
+        assert text.replace("`", "") in words
+    assert "…" not in words
+    assert "Wall clock of rank 0" in words
 
 
 @pytest.mark.parametrize("setting", [("NO_COLOR", "1"), ("TERM", "dumb")])
