@@ -12,26 +12,18 @@ from perfscope.units import format_count, format_seconds
 #: What lies before the loop is a finding where it takes longer than a usual start, and enough of the wall clock.
 _USUAL_START_S, _LEAST_OF_WALL = 30.0, 0.02
 _PREPARE = "Keep between runs what is prepared here, such as data and built extensions; load weights onto their device."
-#: The parts of a start, what a long one is called, and what to try by the largest part.
-_STARTS: tuple[tuple[str, dict[LifePart, str]], ...] = (
-    (
-        "Long start-up",
-        {
-            LifePart.IMPORTS: "`python -X importtime` names the imports that take long.",
-            LifePart.SET_UP: _PREPARE,
-            LifePart.BEFORE_FIRST_STEP: f"{_PREPARE} Ranks wait here for the last one, too.",
-            LifePart.DATA_WAIT: f"{_PREPARE} Try fewer workers of the DataLoader.",
-        },
-    ),
-    (
-        "Long first step",
-        {LifePart.FIRST_STEP: "Move what the script does once out of it; keep caches of kernels between runs."},
-    ),
-    (
-        "Long compilation at the start",
-        {LifePart.COMPILATION: "Keep `TORCHINDUCTOR_CACHE_DIR` between runs; compile one block in place of the model."},
-    ),
-)
+_START_UP = (LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.DATA_WAIT)
+#: What a long start is called, its parts, and what to try by the largest of them.
+_STARTS = {
+    "Long start-up": dict.fromkeys(_START_UP, _PREPARE)
+    | {LifePart.IMPORTS: "`python -X importtime` names the imports that take long."},
+    "Long first step": {
+        LifePart.FIRST_STEP: "Move what the script does once out of it; keep caches of kernels between runs."
+    },
+    "Long compilation at the start": {
+        LifePart.COMPILATION: "Keep `TORCHINDUCTOR_CACHE_DIR` between runs; compile one block in place of the model."
+    },
+}
 _EVALUATION = (LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION)
 #: What the host did in a pause, and what to try.
 _REASONS = {
@@ -128,17 +120,16 @@ def find_long_start(training: TracedRun) -> Fault | None:
     loop = training.results.loop
     if loop is None:
         return None
-    spent_s = {row.part: row.s for row in loop.start}
-    title, advice = max(_STARTS, key=lambda start: sum(spent_s.get(part, 0.0) for part in start[1]))
-    start_s = sum(spent_s.get(part, 0.0) for part in advice)
+    spent_s = dict.fromkeys(LifePart, 0.0) | {row.part: row.s for row in loop.start}
+    start_s, title = max((sum(spent_s[part] for part in parts), title) for title, parts in _STARTS.items())
     if start_s < max(_USUAL_START_S, _LEAST_OF_WALL * loop.wall_s):
         return None
     rows = sorted((row for row in loop.start if row.s > BY_CHANCE * start_s), key=lambda row: -row.ns)
     parts = "; ".join(f"{format_seconds(row.s)} {row.part.label}" for row in rows)
     evidence = fact(f"Before the loop: {parts}.", "/loop", "start wall_s")
     cost_us, wall_us = (seconds * US_PER_S / loop.steps for seconds in (start_s, loop.wall_s))
-    what = max(advice, key=lambda part: spent_s.get(part, 0.0))
-    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice[what], wall_us=wall_us, title=title)
+    advice = _STARTS[title][max(_STARTS[title], key=lambda part: spent_s[part])]
+    return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice, wall_us=wall_us, title=title)
 
 
 RULES = (

@@ -14,8 +14,6 @@ MOST_FINDINGS = 3
 REST = "the rest"
 #: Parts of the wall clock that a line names; what else there is, is the rest.
 _MOST_PARTS = 5
-#: What is 0.0 % is left out.
-_LEAST_SHARE = 0.0005
 #: Parts of the wall clock as people say them; others have their own label.
 _WALL_PARTS = {
     "imports": "start-up",
@@ -136,12 +134,12 @@ def describe_wall_clock(clock: Mapping[str, Any]) -> str:
 
 
 def wall_parts(clock: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """The share of each part, of 1, and its name: the largest ones, and the rest."""
+    """The share of each part, of 1, and its name: the largest ones, and the rest, without what is 0.0 %."""
     shares: dict[str, float] = {}
     for part in clock["parts"]:
         label = _WALL_PARTS.get(part["part"], part["label"])
         shares[label] = shares.get(label, 0.0) + part["share"]
-    parts = sorted(((share, label) for label, share in shares.items() if share >= _LEAST_SHARE), reverse=True)
+    parts = sorted(((share, label) for label, share in shares.items() if round(share, 3)), reverse=True)
     rest = parts[_MOST_PARTS - 1 :]
     return [*parts[: _MOST_PARTS - 1], (sum(share for share, _ in rest), REST)] if len(rest) > 1 else parts
 
