@@ -1,8 +1,8 @@
 """Runs the command as if it had been started directly, and reports how it ended.
 
 The command keeps our process group, terminal, standard streams and working directory. A signal that was sent to this
-process alone is passed on. One of the terminal or to the whole group has reached the command already, and is not sent
-twice. A witness tells them apart: a process of the group that gets what the group gets.
+process alone is passed on. One of the terminal, or to the whole group, has reached the command already. A witness tells
+them apart: a process of the group that gets what the group gets.
 """
 
 from __future__ import annotations
