@@ -215,6 +215,7 @@ def alarms_that_raise():
             signal.pause()
         except Alarm:
             rung += 1
+            torch.set_grad_enabled(True)  # it may have come inside of torch's own no_grad
     print(rung)
 
 
