@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from perfscope.models.transformer import Latent
 from perfscope.tables.model import StatedDimensions
 
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "dim", "embed_dim", "hidden")
-_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "heads")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "num_moe_experts", "moe_num_experts", "n_experts")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed", "dim", "embed_dim", "hidden")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "heads")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "num_moe_experts", "moe_num_experts", "n_experts")
 _TOP_K = (
     "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_router_topk", "n_activated_experts",
     "moe_top_k", "moe_k", "top_k",
@@ -29,10 +29,10 @@ def read_stated(config: Mapping[str, object]) -> StatedDimensions:
     lists = (kinds for part in parts if isinstance(kinds := part.get("layer_types"), list))
     kinds = [kind for kind in next(lists, []) if isinstance(kind, str)]
     return StatedDimensions(
-        layers=_find(parts, _LAYERS),
-        hidden=_find(parts, _HIDDEN),
-        heads=_find(parts, _HEADS),
-        experts=_find(parts, _EXPERTS),
+        layers=_find(parts, LAYERS),
+        hidden=_find(parts, HIDDEN),
+        heads=_find(parts, HEADS),
+        experts=_find(parts, EXPERTS),
         top_k=_find(parts, _TOP_K),
         latent=_latent(parts),
         other_layers=tuple(sorted(set(kinds) - _HAS_ATTENTION)),

@@ -29,6 +29,7 @@ from perfscope.models.transformer import (
     Transformer,
     require_consistent,
 )
+from perfscope.sources.models.config_fields import EXPERTS, HEADS, HIDDEN, LAYERS
 from perfscope.sources.models.layer_kinds import (
     ALONE,
     LETTERS,
@@ -45,13 +46,9 @@ from perfscope.sources.models.layer_kinds import (
 #: JSON whose values are checked where they are read; ``to_transformer`` reports a value of the wrong type.
 Config: TypeAlias = Mapping[str, Any]
 
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
-_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _FFN = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _TOP_K = ("num_experts_per_tok", "experts_per_token")
 _MOST_LAYERS = 10_000
 _MAMBA = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
@@ -294,8 +291,8 @@ def _to_transformer(config: Config, name: str) -> Transformer:
     config = {**family.defaults, **config}
     _refuse_unknown_parts(config, family, name)
     kinds = _kinds(config, family, name)
-    hidden = _require_count(config, _HIDDEN, name, "hidden size")
-    heads = _require_count(config, _HEADS, name, "number of attention heads")
+    hidden = _require_count(config, HIDDEN, name, "hidden size")
+    heads = _require_count(config, HEADS, name, "number of attention heads")
     latent = _latent(config, name)
     experts = _experts(config, family, kinds, name)
     model = Transformer(
@@ -344,7 +341,7 @@ def _refuse_unknown_parts(config: Config, family: Family, name: str) -> None:
         unknown.append("use_qk_norm")
     if unknown:
         raise UsageError(f"{name}: {unknown[0]} in {kind!r} is not known")
-    if not family.mixture and (_find_count(config, _EXPERTS) or 0) > 1:
+    if not family.mixture and (_find_count(config, EXPERTS) or 0) > 1:
         raise UsageError(f"{name}: experts in {kind!r}, which has a dense MLP elsewhere, are not known")
     projected = config.get("word_embed_proj_dim", config.get("hidden_size"))
     if projected != config.get("hidden_size"):
@@ -418,7 +415,7 @@ def _kinds(config: Config, family: Family, name: str) -> list[str]:
     """The kind of each layer, by the names of ``layer_types``."""
     stated = config.get("layers_block_type") or config.get("layer_types") or config.get("attention_layers")
     pattern, ratios = config.get("hybrid_override_pattern"), config.get("compress_ratios")
-    layers = _find_count(config, _LAYERS)
+    layers = _find_count(config, LAYERS)
     if stated is None and pattern is not None:
         stated = [LETTERS.get(letter, letter) for letter in str(pattern)]
     elif stated is None and ratios is not None:
@@ -429,7 +426,7 @@ def _kinds(config: Config, family: Family, name: str) -> list[str]:
     elif config.get("no_rope_layers"):
         kinds = [family.kinds[0] if is_rope else "full_attention" for is_rope in config["no_rope_layers"]]
     else:
-        layers = _require_count(config, _LAYERS, name, "number of layers")
+        layers = _require_count(config, LAYERS, name, "number of layers")
         if not 0 < layers <= _MOST_LAYERS:
             raise UsageError(f"{name}: {layers} layers are not possible")
         if len(family.kinds) > 1:
@@ -509,7 +506,7 @@ def _latent(config: Config, name: str) -> Latent | None:
 
 
 def _experts(config: Config, family: Family, kinds: Sequence[str], name: str) -> Experts | None:
-    count = _find_count(config, _EXPERTS)
+    count = _find_count(config, EXPERTS)
     is_hybrid = set(ALONE) <= set(family.kinds)
     if not family.mixture or not count or (is_hybrid and "moe" not in kinds):
         return None
@@ -521,7 +518,7 @@ def _experts(config: Config, family: Family, kinds: Sequence[str], name: str) ->
     whole = _optional_count(config, "shared_expert_intermediate_size", name)
     whole = whole or _optional_count(config, "moe_shared_expert_intermediate_size", name)
     shared = whole or number * ffn
-    hidden = _require_count(config, _HIDDEN, name, "hidden size")
+    hidden = _require_count(config, HIDDEN, name, "hidden size")
     kind = config["model_type"]
     return Experts(
         routed=count,
