@@ -250,7 +250,8 @@ def read_config(path: Path) -> ModelDescription:
             hint="give --model or --size, and --zero, --micro-batch and --dtype for what it sets",
         )
     model, text = to_transformer(config, str(file)), text_config(config)
-    notes = () if text is config else (f"the text model of {config.get('model_type')!r} alone is counted",)
+    is_alone = text is config and not any(isinstance(config.get(key), Mapping) for key in _OTHER_PARTS)
+    notes = () if is_alone else (f"the text model of {config.get('model_type')!r} alone is counted",)
     return ModelDescription(model, f"{file} ({text['model_type']})", notes, mtp_layers=prediction_modules(text))
 
 
@@ -432,6 +433,7 @@ def _kinds(config: Config, family: Family, name: str) -> list[str]:
         if len(family.kinds) > 1:
             raise UsageError(f"{name}: the kinds of its layers (layer_types) are missing")
         every = config.get("full_attention_interval") or config.get("sliding_window_pattern") or family.full_every
+        every = len(every) if every == "LLLG" else every  # EXAONE 4
         first = config.get("max_window_layers") or 0 if config.get("use_sliding_window") else 0
         has_window = family.kinds != ("sliding_attention",) or _has_window(config)
         kinds = [

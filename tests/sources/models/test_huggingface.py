@@ -287,6 +287,7 @@ WINDOWS = [
     ("gemma2", {}, 2, 4),
     ("cohere2", {}, 3, 4),
     ("gpt_neo", {"attention_layers": ["global", "local", "local", "local"]}, 3, 4),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, 3, 4),
     ("mistral", {}, 4, 4),
     ("mistral", {"sliding_window": None}, 0, 4),
     ("qwen2", {"sliding_window": 16}, 0, 4),
@@ -329,6 +330,11 @@ def test_the_text_model_of_a_model_of_images_is_counted_and_said(tmp_path: Path)
     document = answer("tflops", "--model", path, *STEP)
     assert document["model"]["parameters"] == 3_880_263_168  # what transformers builds of google/gemma-3-4b-pt
     assert "the text model of 'gemma3' alone is counted" in document["assumed"]
+
+
+def test_a_tower_beside_the_dimensions_of_the_text_model_is_said_not_to_be_counted(tmp_path: Path) -> None:
+    path = _config(tmp_path, model_type="llama", **_GROUPED, vision_config={"hidden_size": 1024})
+    assert "the text model of 'llama' alone is counted" in answer("tflops", "--model", path, *STEP)["assumed"]
 
 
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
