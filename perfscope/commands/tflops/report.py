@@ -70,7 +70,7 @@ def to_report(answer: TflopsAnswer) -> Report:
         "schema": "perfscope/tflops/1",
         "tflops_per_gpu": tflops_per_gpu,
         "convention": "bigscience",
-        "formula": "parameters * passes * 2 * seq_len * gbs / (time_s * gpus)",
+        "formula": f"parameters * {_passes(step)} * 2 * seq_len * gbs / (time_s * gpus)",
         "inputs": {
             "parameters": step.parameters,
             "gbs": answer.samples,
@@ -125,11 +125,16 @@ def _figure_section(answer: TflopsAnswer, tflops_per_gpu: float, warnings: Seque
     }
     notes = (
         *warnings,
-        "Convention `bigscience`: parameters x passes x 2 x seq length x global batch / (time x GPUs); "
+        f"Convention `bigscience`: parameters x {_passes(step)} x 2 x seq length x global batch / (time x GPUs); "
         "attention's quadratic term is not counted.",
         f"Checkpointing `{step.checkpointing}`: {_RECOMPUTATION[step.checkpointing]}.",
     )
     return Section("TFLOPs per GPU", tuple(columns), (tuple(columns.values()),), notes)
+
+
+def _passes(step: Step) -> str:
+    """The passes in letters: frozen weights have no gradients, which one of them computes."""
+    return "(passes - 1)" if step.without_gradients else "passes"
 
 
 def _describe_setting(answer: TflopsAnswer) -> str:

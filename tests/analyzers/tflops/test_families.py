@@ -136,6 +136,13 @@ def test_a_plan_has_no_memory_for_layers_whose_activations_are_not_known() -> No
     assert "Mamba-2" in refused("plan", "--model", "nemotron-h-8b", "--gpus", 8, "--gpu", "h100-sxm")
 
 
+def test_the_formula_of_frozen_weights_gives_their_figure() -> None:
+    document = answer("tflops", "--model", "llama3-8b,lora", *STEP)
+    assert document["formula"].startswith("parameters * (passes - 1) * 2")
+    operations = 8_030_261_248 * 2 * 2 * document["assumptions"]["seq_len"] * 64 / 8  # of 3 passes two
+    assert document["tflops_per_gpu"] == pytest.approx(operations / 1e12)
+
+
 def test_frozen_weights_have_neither_gradients_nor_an_optimizer() -> None:
     """MLPerf's LoRA of 70B trains on 8 GPUs of 80 GB; with Adam its states alone are 1.1 TB."""
     words = ("--gpus", 8, "--tp", 4, "--gpu", "h100-sxm", "--checkpointing", "full", "--gbs", 8, "--micro-batch", 1)
