@@ -90,7 +90,8 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "shared_weights": layer_weights(model, 0) / model.layers,
         "routed_weights": (layer_weights(model, active) - layer_weights(model, 0)) / model.layers,
         "routed_fraction": experts.active * setup.expert / experts.routed if experts else 1,
-        "sent_to_experts": active * model.expert_layers / model.layers if setup.expert > 1 else 0,
+        "active_experts": active,
+        "expert_layers": model.expert_layers / model.layers,
         "stage_parameters": _stage_parameters(setup),
         "logits": model.vocabulary,
         "tensor": setup.tensor,
@@ -137,6 +138,23 @@ def _collective(c: SimpleNamespace, k: StepConstants, size: Float64, ranks: Floa
     return np.asarray((ranks - 1) / ranks * size / rate + latency, np.float64)
 
 
+def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
+    """Seconds to send ``size`` bytes of tokens to their experts: once to each rank, and to each node, that has some.
+
+    What leaves the node takes the rank's own adapter (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
+    """
+    inside = np.clip(c.node_gpus / (c.tensor * c.context), 1, c.expert)
+    nodes = c.expert / inside
+
+    def to_others(places: Float64) -> Float64:
+        return np.asarray((places - 1) * (1 - (1 - 1 / places) ** c.active_experts), np.float64)
+
+    within = to_others(c.expert) * (inside - 1) / np.maximum(c.expert - 1, 1) * size / (c.link_bytes * k.link)
+    across = to_others(nodes) * size / (c.network_bytes * k.network)
+    latency = np.where(nodes > 1, k.network_latency_s, k.link_latency_s) * np.log2(c.expert)
+    return np.asarray(np.maximum(within, across) + latency, np.float64)
+
+
 def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     """Seconds of each term, shape (terms, configurations)."""
     flops = np.where(c.is_fp8 > 0, k.fp8_products, k.products) * c.products_flops
@@ -152,18 +170,17 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
     score_bytes = counts["score_bytes"] * c.tokens * c.span * c.heads / c.tensor
     eager = scores / flops + score_bytes / memory
     attention = np.where(c.is_eager > 0, eager, scores / 2 / (c.flops * k.flash))
-    operators = c.tokens * (
-        counts["hidden_bytes"] * c.hidden / c.sequence_split + counts["activation_bytes"] * c.activated / c.tensor
-    )
-    operators = operators / memory
+    hidden_bytes = counts["hidden_bytes"] + counts["expert_bytes"] * c.active_experts * c.expert_layers
+    operators = hidden_bytes * c.hidden / c.sequence_split + counts["activation_bytes"] * c.activated / c.tensor
+    operators = c.tokens * operators / memory
     states = _BYTES * c.tokens * c.hidden
     within = 2 * _collective(c, k, states, c.tensor, np.ones_like(c.tensor))  # an all-reduce, or its two halves
     within = (4 + 2 * c.recomputes) * within
     keys = (
         2 * _FORWARD_AND_BACKWARD * _collective(c, k, _BYTES * 2 * c.tokens * c.context * c.kv_dim, c.context, c.tensor)
     )
-    routing = 2 * (_FORWARD_AND_BACKWARD + c.recomputes) * c.sent_to_experts
-    routing = routing * _collective(c, k, states, c.expert, c.tensor * c.context)
+    routing = 2 * (_FORWARD_AND_BACKWARD + c.recomputes) * c.expert_layers
+    routing = routing * (c.expert > 1) * _dispatch(c, k, states / c.sequence_split)
 
     passes, product_passes = _FORWARD_AND_BACKWARD, _FORWARD_AND_BACKWARD - 1 + c.trained
     attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, counts["flash_passes"])

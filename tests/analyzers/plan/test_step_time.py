@@ -88,6 +88,17 @@ def test_intervals_hold_nine_of_ten_steps_that_no_constant_saw(
     assert (errors.rows, errors.median < median, errors.covered >= 0.9) == (rows, True, True)
 
 
+def test_experts_on_other_nodes_cost_what_was_published() -> None:
+    """gpt-oss 120B on 64 B200 and B300, in nodes of 8: spread over 64 ranks it took 1.6 to 1.8 times as long."""
+    rows = [row for row in published().rows if row.setup.model.name == "gpt-oss-120b" and row.setup.gbs == 1280]
+    spread = [row for row in rows if row.setup.expert == 64 and row.setup.gpu in ("b200-sxm", "b300-sxm")]
+    assert len(spread) == 2
+    for row in spread:
+        far, near = Calibration().predict([row.setup, replace(row.setup, expert=8)]).seconds
+        assert far == pytest.approx(row.seconds, rel=0.15)
+        assert near < far
+
+
 def test_a_calibration_narrows_no_interval_of_another_gpu() -> None:
     """Steps of Llama 3 on H100 say what they take there again; of Blackwell they say little."""
     known = tuple(row for row in published().rows if row.source == "dgxc" and row.setup.dtype == "bf16")
