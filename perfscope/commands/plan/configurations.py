@@ -16,6 +16,7 @@ from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
 from perfscope.commands.plan.report import describe_duration, describe_fit
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
+from perfscope.errors import UsageError
 from perfscope.models.hardware import Gpu
 from perfscope.models.transformer import Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
@@ -94,6 +95,8 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     assert gpu is not None
     assert gbs is not None
     assert peak_tflops is not None
+    if inputs.peak.peak is not None:
+        raise UsageError("steps are predicted by the peak of --gpu's datasheet", hint="leave out --peak")
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
     calibration = Calibration(measured.rows)
     checked = check_each_by_others(measured.rows) if measured.rows else None
@@ -298,5 +301,5 @@ def _why_section(ranking: Ranking) -> Section:
         f"Why: the step with {_describe(one)}",
         (Column("Term"), Column("Time (ms)"), Column("Share (%)")),
         rows,
-        (f"Constants: {values}.", f"Their source: {stack.source}."),
+        (f"Constants, as shares of peaks, in tokens and in seconds: {values}.", f"Their source: {stack.source}."),
     )
