@@ -165,7 +165,7 @@ def add_configurations(report: Report, plan: TrainingPlan) -> Report:
 def _describe_fastest(one: Configuration, gpu: Gpu) -> str:
     """The configuration with its step, for the first line."""
     low, high = one.interval
-    memory = f"{format_bytes(one.memory.total)} of {format_bytes(gpu.memory_bytes)}"
+    memory = f"{format_bytes(one.memory.reserved)} of {format_bytes(gpu.memory_bytes)}"
     return (
         f"{one.seconds:.3g} s a step ({low:.3g} to {high:.3g}) with {_describe(one)}; "
         f"{one.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {one.mfu:.0%}, {memory} "
@@ -192,7 +192,7 @@ _COLUMNS = (
     Column("Step (s)", 3),
     Column("Interval (s)"),
     Column("Tokens/s/GPU", 0),
-    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Memory (GB)", "Fits (%)", "Longest beside products")),
+    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Reserved (GB)", "Fits (%)", "Longest beside products")),
 )
 
 
@@ -251,7 +251,7 @@ def _to_row(one: Configuration) -> Row:
         percent(one.mfu),
         percent(one.share([BUBBLE])),
         percent(one.share(COMMUNICATION)),
-        one.memory.total / GB,
+        one.memory.reserved / GB,
         percent(one.fit_probability),
         f"{limit}, {100 * share:.0f} %",
     )
@@ -282,6 +282,7 @@ def _to_data(one: Configuration) -> dict[str, Json]:
         "mfu": one.mfu,
         "terms_ns": {name: int(value) for name, value in zip(TERMS, one.terms_ns, strict=True)},
         "total_bytes": one.memory.total,
+        "reserved_bytes": one.memory.reserved,
         "fit_probability": one.fit_probability,
         "limit": one.limit[0],
     }
