@@ -192,7 +192,8 @@ _COLUMNS = (
     Column("Step (s)", 3),
     Column("Interval (s)"),
     Column("Tokens/s/GPU", 0),
-    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Reserved (GB)", "Fits (%)", "Longest beside products")),
+    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Reserved (GB)", "Fits (%)")),
+    Column("Longest beside products"),
 )
 
 
