@@ -40,7 +40,7 @@ _BESIDE_STAGES = ("DP", "TP", "CP", "EP")
 #: What makes a rank as fast as the others.
 _SCENARIOS = {Why.HOST: "median-host={}", Why.DEVICE: "median-device={}", Why.WORK: "median-device={}"}
 #: Why a rank is late that no other finding names. What other processes take is no fault of the training.
-_WHY_LATE = {
+WHY_LATE = {
     LateCause.FAULTS: Why.HOST,
     LateCause.KERNEL: Why.HOST,
     LateCause.BLOCKED: Why.HOST,
@@ -272,12 +272,12 @@ def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
     """The rank that makes the others wait without a GPU, by the record of every step."""
     results = training.results.late_ranks
     entries = numbered("/late_ranks/late", results.late if results is not None else ())
-    known = [entry for entry in entries if entry[1].cause in _WHY_LATE]
+    known = [entry for entry in entries if entry[1].cause in WHY_LATE]
     row, worst = known[0] if known else ("", None)
     if results is None or worst is None or worst.rank is None:
         return None
-    why, rank = _WHY_LATE[worst.cause], worst.rank
-    cost_ns = sum(late.cost_ns for _, late in known if late.rank == rank and _WHY_LATE[late.cause] is why)
+    why, rank = WHY_LATE[worst.cause], worst.rank
+    cost_ns = sum(late.cost_ns for _, late in known if late.rank == rank and WHY_LATE[late.cause] is why)
     if not worst.persistent and cost_ns < BY_CHANCE * results.compared_ns:
         return None
     cost_us = cost_ns / results.compared_steps / NS_PER_US

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfscope.analyzers.findings.communication import WHY_LATE
 from perfscope.analyzers.findings.finding import BY_CHANCE, Fault, Finder, fact
 from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
 from perfscope.analyzers.loop import Loop
@@ -77,8 +78,10 @@ def find_some_pauses(training: TracedRun) -> Fault | None:
     loop = training.results.loop
     if loop is None:
         return None
-    late = training.results.late_ranks
-    late_ns = sum(rank.cost_ns for rank in late.late if not rank.persistent) if late is not None else 0
+    late = training.results.late_ranks.late if training.results.late_ranks is not None else ()
+    # A rhythm is not by what other processes and the network do by chance.
+    has_rhythm = loop.pauses is not None and loop.pauses.period is not None
+    late_ns = sum(each.cost_ns for each in late if not each.persistent and (not has_rhythm or each.cause in WHY_LATE))
     if loop.pauses is not None and 2 * late_ns > loop.pauses.lost_ns:
         return None  # one fault is one finding: the late rank's
     lost_ns = _lost_ns(training, loop, late_ns)
