@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from io import TextIOWrapper
 
 from perfscope.constants import MS_PER_S
+from perfscope.hooks.guard import call_safely
 
 
 def write_message(text: str, patience_s: float = 0.0) -> None:
@@ -26,11 +27,10 @@ def write_message(text: str, patience_s: float = 0.0) -> None:
 def write_line(line: str, patience_s: float = 0.0) -> None:
     """Write one line to standard error; it is lost where that is closed, full, or not read for so many seconds."""
     stream = sys.stderr
-    with contextlib.suppress(Exception):
-        if isinstance(stream, TextIOWrapper) and stream is sys.__stderr__:
-            _write_all(stream, line, time.monotonic() + patience_s)
-        elif stream is not None:  # the script's own, which may have no file
-            stream.write(f"{line}\n")
+    if isinstance(stream, TextIOWrapper) and stream is sys.__stderr__:
+        call_safely(lambda: _write_all(stream, line, time.monotonic() + patience_s))
+    elif stream is not None:  # the script's own, which may have no file
+        call_safely(lambda: stream.write(f"{line}\n"))
 
 
 def _write_all(stream: TextIOWrapper, line: str, give_up_s: float) -> None:
