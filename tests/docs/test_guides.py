@@ -102,7 +102,7 @@ def test_a_command_of_a_guide_runs(
     guide: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    answer = run(capsys, *shlex.split(command)[1:])
+    answer = run(capsys, *shlex.split(command, comments=True)[1:])
     assert answer.code == 0, answer.err
     assert answer.out.startswith("# ")
 
