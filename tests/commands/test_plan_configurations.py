@@ -126,6 +126,7 @@ def test_a_table_of_ones_own_is_judged_and_calibrates(tmp_path: Path) -> None:
     [
         (("plan", "--model", "llama3-8b", "--gpus", 8, "--why"), "configurations need --gpu and --gbs"),
         ((*LLAMA, "--network", 0), "--network must be positive"),
+        ((*LLAMA, "--calibrate", TABLE), "measured steps are too many to calibrate by"),
         ((*LLAMA, "--peak", 500), "by the peak of --gpu's datasheet"),
         (("plan", "--calibrate", "README.md"), "is no table of measured steps"),
     ],

@@ -100,6 +100,7 @@ def _positions(setups: Sequence[StepSetup]) -> Float64:
             setup.context,
             setup.expert,
             find_gpu(setup.gpu).peak_tflops(setup.dtype),
+            4.0 ** (setup.zero > 1),
         )
         for setup in setups
     ]

@@ -22,6 +22,9 @@ from perfscope.sources.runs.run import read_run
 from perfscope.sources.step_times import is_step_table, read_step_times
 from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup
 
+#: Rows whose covariances a calibration inverts within seconds.
+_MOST_ROWS = 500
+
 
 def read_tables(paths: Sequence[str]) -> MeasuredSteps:
     """Read tables of measured steps; UsageError where a path is something else."""
@@ -45,6 +48,11 @@ def read_measured(paths: Sequence[str], shape: Transformer, inputs: PlanInputs, 
             found.append(MeasuredSteps((), ((path.name, f"{path}: {error}"),)))
     steps_read = _join(found)
     steps_read = replace(steps_read, rows=tuple(dict.fromkeys(steps_read.rows)))  # a copy of a row says nothing
+    if len(steps_read.rows) > _MOST_ROWS:
+        raise UsageError(
+            f"{len(steps_read.rows)} measured steps are too many to calibrate by",
+            hint=f"keep the {_MOST_ROWS} that are nearest in software, GPU and model",
+        )
     if paths and not steps_read.rows:
         raise PerfscopeError(f"no measured step can be used: {steps_read.refused[0][1]}")
     return steps_read
