@@ -249,7 +249,4 @@ def _wrap(line: Text, console: Console, *, indent: str = "") -> list[Text]:
     """The rows of a long line, all but the first one further indented."""
     rows = line.wrap(console, console.width - 3 - len(indent)) or [line]
     first, *following = (Text(indent).append_text(row) for row in rows)
-    following = [Text("  ").append_text(row) for row in following]
-    for row in following:
-        row.rstrip()
-    return [first, *following]
+    return [first, *(Text("  ").append_text(row) for row in following)]
