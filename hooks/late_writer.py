@@ -29,8 +29,9 @@ PERIOD_S = 2.0
 #: How long the records of the first so many turns wait.
 FIRST_PERIOD_S = 0.5
 FIRST_TURNS = 10
-#: Between two glances at the training thread.
+#: Between two glances at the training thread, for the first so many turns, and then in each seventh of them.
 GLANCE_S = 0.1
+GLANCE_TURNS, GLANCE_EACH = 60, 7
 #: Records that are written without a pause, in which training may need the interpreter: half a millisecond.
 _MOST_AT_ONCE = 128
 _PAUSE_S = 0.002
@@ -40,7 +41,7 @@ class LateWriter:
     """Records that wait to be written, and the thread that writes them.
 
     ``append`` takes what ``add`` takes, in one, and asks nothing: the thread must run, and an ``error`` is not raised.
-    The thread calls ``on_turn`` when it has done something, and ``glance`` ten times a second.
+    The thread calls ``on_turn`` when it has done something, and ``glance`` ten times a second in some turns.
     """
 
     def __init__(
@@ -103,7 +104,11 @@ class LateWriter:
         new_ns, self._reported_ns = spent_ns - self._reported_ns, spent_ns
         return new_ns, values
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, turns: int) -> None:
+        seconds = FIRST_PERIOD_S if turns < FIRST_TURNS else PERIOD_S
+        if turns >= GLANCE_TURNS and turns % GLANCE_EACH:  # each time that a thread wakes up takes longer than a glance
+            time.sleep(seconds)
+            return
         for _ in range(round(seconds / GLANCE_S)):
             time.sleep(GLANCE_S)
             if self._is_closed:
@@ -114,7 +119,7 @@ class LateWriter:
     def _run(self) -> None:
         turns = 0
         while self.error is None and not self._is_closed:
-            self._wait(FIRST_PERIOD_S if turns < FIRST_TURNS else PERIOD_S)
+            self._wait(turns)
             turns += 1
             if self._look_beside is not None:
                 call_safely(self._look_beside)

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks import late_writer
-from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
+from perfscope.hooks.late_writer import (
+    FIRST_PERIOD_S,
+    FIRST_TURNS,
+    GLANCE_EACH,
+    GLANCE_S,
+    GLANCE_TURNS,
+    PERIOD_S,
+    LateWriter,
+)
 from perfscope.hooks.record_files import RecordFile
 from perfscope.wire.records import StepRecord, to_line
 
@@ -50,15 +58,27 @@ def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) 
 
 
 def test_turns_are_rarer_when_training_has_gone_on_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, waited = LateWriter(), list[float]()
+    writer, slept, looks = LateWriter(), list[float](), list[int]()
 
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        writer._is_closed = len(waited) == FIRST_TURNS + 3
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        writer._is_closed = len(slept) > 20_000
 
-    monkeypatch.setattr(writer, "_wait", wait)
-    writer._run()
-    assert waited == [FIRST_PERIOD_S] * FIRST_TURNS + [PERIOD_S] * 3
+    writer.glance = lambda: looks.append(len(slept))
+    monkeypatch.setattr(time, "sleep", sleep)
+    for turn in range(FIRST_TURNS):
+        writer._wait(turn)
+    assert sum(slept) == pytest.approx(FIRST_TURNS * FIRST_PERIOD_S)
+    for turn in range(FIRST_TURNS, GLANCE_TURNS):
+        writer._wait(turn)
+    assert sum(slept) == pytest.approx(FIRST_TURNS * FIRST_PERIOD_S + (GLANCE_TURNS - FIRST_TURNS) * PERIOD_S)
+    assert len(looks) == len(slept) == round(sum(slept) / GLANCE_S)
+    slept.clear()
+    looks.clear()
+    for turn in range(GLANCE_TURNS, GLANCE_TURNS + 2 * GLANCE_EACH):
+        writer._wait(turn)
+    assert sum(slept) == pytest.approx(2 * GLANCE_EACH * PERIOD_S)
+    assert len(looks) == 2 * PERIOD_S / GLANCE_S
 
 
 def test_a_full_disk_ends_it_with_the_next_record() -> None:
