@@ -232,6 +232,8 @@ def _peak_fraction(_table: PublishedTable, row: PublishedRow) -> Interval:
     tflops, share = row.figures[stated].number, row.figures.get(_Q.PEAK_FRACTION)
     peaks = [each.tflops for each in _find_peaks(row) if each.fault is None]
     near = [peak for peak in peaks if share and abs(tflops / peak - share.number) <= TOLERANCE * share.number]
+    if tflops > max(peaks):
+        raise NotComputable(f"the {stated} are more than the peak of the GPU, {float(max(peaks)):g}")
     return measured_interval(row.figures[stated]).over(exact_interval((near or peaks)[0]))
 
 

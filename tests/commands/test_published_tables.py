@@ -222,3 +222,9 @@ def test_names_are_found_as_people_write_them(
     assert all(name in subject.unknown for name, found in ((MODEL, model), (GPU, gpu)) if found is None)
     by_option = find_subject(Names({}, find_gpu("a100"), ("8x H100",)))
     assert by_option.gpu is find_gpu("a100")
+
+
+def test_tflops_above_the_peak_give_no_share_of_it(refresh: Any) -> None:
+    answer, _ = refresh("| GPU | GPUs | TFLOPs | MFU |\n|-|-|-|-|\n| V100 | 8 | 168.7 | 50 |\n", "--check")
+    assert answer.code == ExitCode.FAILED
+    assert "the TFLOPs per GPU are more than the peak of the GPU, 125" in answer.out

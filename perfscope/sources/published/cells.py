@@ -28,6 +28,7 @@ _Q = Quantity
 
 # Bounded, because a fraction of 10**999999999 is as long as it sounds.
 _NUMBER = r"\d[\d,]{0,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?|\.\d{1,30}"
+_END = r"(?![\d.]|[eE][+-]?\d)"  # a number that is longer is none
 _ONE_NUMBER = re.compile(rf"[*_~`≈<>=\s+$]*(?P<number>{_NUMBER})(?![\d.])\s*(?P<rest>[^\d]*?)[*_~`\s]*")
 _TIME_REST = re.compile(
     r"\(?(?P<unit>ns|us|µs|ms|s|sec|secs|seconds?|min|mins|minutes|h|hours?|d|days?)?\)?(\s*(/|per)\s*(it|iter|iteration|step))?"
@@ -57,8 +58,8 @@ _PERCENT = Fraction(1, 100)
 
 
 def leading_number(cell: Cell) -> PrintedFigure | None:
-    """The number at the start of a cell, whatever follows it; None without a number, or for ``1.2.3``."""
-    match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER})(?![\d.])", cell.text)
+    """The number at the start of a cell, whatever follows it; None for ``1.2.3`` and for ``1e300``."""
+    match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER}){_END}", cell.text)
     return _figure(cell, match, Fraction(1)) if match else None
 
 
@@ -188,7 +189,7 @@ def _read_compound_time(cell: Cell) -> PrintedFigure | None:
 
 
 def _read_rate(cell: Cell, _unit: str) -> PrintedFigure | None:
-    match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER})(?![\d.])\s*(?P<scale>[KkM](?=[\s/]|$))?", cell.text)
+    match = re.match(rf"[*_~`≈\s]*(?P<number>{_NUMBER}){_END}\s*(?P<scale>[KkM](?=[\s/]|$))?", cell.text)
     if match is None or re.match(r"\s*(ms|s|sec)\b", cell.text[match.end() :]):
         return None
     scale = _MULTIPLIERS[match["scale"].lower()] if match["scale"] else 1

@@ -160,6 +160,9 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
         for index, column in enumerate(columns)
         if column.quantity is _Q.GPUS and _are_names([row[index] for row in rows if index < len(row)])
     }
+    counts = [index for index, column in enumerate(columns) if column.quantity is _Q.GPUS and index not in kinds]
+    if len(counts) > 1:  # ``H100`` alone is one GPU; beside a column of numbers it is a kind
+        kinds |= {index for index in counts if not any(re.match(r"\d", row[index].text) for row in rows if row[index:])}
     return [
         replace(column, quantity=None, is_group=True) if index in loose | kinds else column
         for index, column in enumerate(columns)

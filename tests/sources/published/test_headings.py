@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfscope.sources.published.cells import leading_number
 from perfscope.sources.published.markdown import Cell, parse_markdown, split_lines
 from perfscope.sources.published.tables import describe_columns
 from perfscope.tables.published import Quantity, TextSpan
@@ -59,9 +60,15 @@ def test_a_column_of_model_names_is_no_column_of_sizes() -> None:
     assert describe_columns(["Model"], [[Cell("bert", TextSpan(1, 0, 4))]])[0].quantity is None
 
 
-def test_of_several_sizes_and_gpus_the_exact_number_is_used() -> None:
-    texts = {"Model": "13b", "# GPUs": "64", "GPU": "h100_80gb", "NumParams": "12853954560"}
+@pytest.mark.parametrize("gpu", ["h100_80gb", "H100", "V100"])
+def test_of_several_sizes_and_gpus_the_exact_number_is_used(gpu: str) -> None:
+    texts = {"Model": "13b", "# GPUs": "64", "GPU": gpu, "NumParams": "12853954560"}
     columns = describe_columns(list(texts), [[Cell(text, TextSpan(1, 0, len(text))) for text in texts.values()]])
     assert [column.quantity for column in columns] == [None, Quantity.GPUS, None, Quantity.PARAMETERS]
     assert columns[0].is_group
     assert columns[2].is_group
+
+
+@pytest.mark.parametrize("text", ["1e300", "1.2.3", "1e-300 tokens/s"])
+def test_a_number_that_is_longer_than_it_may_be_is_none(text: str) -> None:
+    assert leading_number(Cell(text, TextSpan(1, 0, len(text)))) is None
