@@ -34,6 +34,8 @@ _IN_BACKWARD = "the optimizer steps inside the backward pass"
 _OF_SCRIPT = "the script runs a profiler of its own"
 #: torch stops a profiler in the thread that started it.
 _IN_THREADS = "steps end in more than one thread"
+#: Only then is it known whether a thread that is not the main one ends more than one step.
+_TWO_STEPS = 2
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
@@ -266,6 +268,10 @@ class WindowSchedule:
         reason = self.blocked_by or (_OF_SCRIPT if self._others else _IN_THREADS if self._has_moved else None)
         if reason is not None:
             self._say(f"the window {steps} is not profiled: {reason}")
+            return
+        if next_step <= _TWO_STEPS and threading.get_ident() != threading.main_thread().ident:
+            self._files.note(f"the window {steps} begins a step later: the first steps ended in a thread of the script")
+            self._pending.insert(0, steps.delayed(1))
             return
         config = self._configs.get(steps, self._config)
         if not self._profiles_this_rank(config):
