@@ -202,8 +202,9 @@ class ProfilerWindow:
     def _write_trace(self, export: Callable[[str], None]) -> tuple[str, int]:
         folder = os.path.join(self._traces, wire.LIGHT_FOLDER) if self.steps.is_light else self._traces
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)  # and no folder around it: after chroot that would be another one
+            for each in dict.fromkeys((self._traces, folder)):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(each)  # and no folder around them: after chroot that would be another one
             with open(os.path.join(folder, f".tmp-{os.getpid()}"), "wb") as probe:  # kineto would print why it fails
                 os.unlink(probe.name)
         except OSError as error:
