@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,34 +144,30 @@ def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_st
     assert abs(step.long_ns - (1 << 21) * 9 // 8) < 1 << 8
 
 
-@pytest.mark.parametrize("hook", ["on_batch_loaded", "on_forward"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("hook", ["add_batch", "add_forward"])
 def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
-    hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hook: str,
+    error: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Interrupted(dict[str, Any]):
-        raised: type[BaseException] = KeyboardInterrupt
-
-        def get(self, *_args: object) -> Any:
-            raise self.raised
-
     training = Training(tmp_path)
     for _ in range(4):
         training.step()
 
-    def report() -> None:
-        batch = Interrupted(other=1)
-        if hook == "on_forward":
-            training.capture.on_forward((), batch)
-        else:
-            training.capture.on_batch_loaded(batch, 1)
+    def fail(*_args: object) -> None:
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        report()
-    assert not training.capture.dead
-    Interrupted.raised = ValueError
-    report()
+    monkeypatch.setattr(StepAccumulator, hook, fail)
+    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+        if hook == "add_forward":
+            training.capture.on_forward((), {})
+        else:
+            training.capture.on_batch_loaded({}, 1)
     assert training.capture.dead
-    assert "ValueError" in capsys.readouterr().err
+    assert error.__name__ in capsys.readouterr().err
 
 
 def test_a_step_of_another_thread_counts_for_nothing_and_one_of_another_optimizer_is_special(tmp_path: Path) -> None:
