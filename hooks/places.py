@@ -9,12 +9,13 @@ long where it takes an eighth more than usual.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import sysconfig
 import time
 from collections import Counter, deque
-from itertools import accumulate, chain, islice, repeat, takewhile
+from itertools import accumulate, chain, compress, repeat, takewhile
 from operator import attrgetter, methodcaller, truth
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from perfscope.wire.places import Place, PlacesRecord
 from perfscope.wire.records import to_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     from perfscope.hooks.step import StepAccumulator
@@ -47,6 +48,8 @@ _OURS = os.path.dirname(os.path.abspath(__file__))
 _FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 #: What the names of libraries' files hold, the innermost folder first.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", *sorted(_FOLDERS, key=len, reverse=True), _OURS, "<")
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+_call = methodcaller("__call__")
 #: File, function and line of a frame.
 _read_frame = attrgetter("f_code.co_filename", "f_code.co_qualname", "f_lineno")
 
@@ -109,10 +112,27 @@ def read_stack(thread: int, depth: int) -> list[tuple[str, str, int]]:
 
     The list is made in one call of C code, in which no other thread runs. A frame that is kept for longer would keep
     what its function returns from: the script's objects would end later, and in this thread.
+
+    Up to Python 3.11 the interpreter holds a lock while it makes the frames (python/cpython#106883). A collection of
+    garbage in there may let another thread run, which waits for that lock if it begins or ends: nothing would go on. So
+    none comes during the call.
     """
-    found = islice(map(methodcaller("get", thread), iter(sys._current_frames, None)), 1)
-    callers = repeat("f_back", depth)
-    return list(map(_read_frame, takewhile(truth, accumulate(chain(found, callers), getattr))))
+    if not _COLLECTS_ANYWHERE:
+        return list(_walk(thread, depth))
+    collects: list[bool] = []
+    begin = chain(map(collects.append, map(_call, (gc.isenabled,))), map(_call, (gc.disable,)))
+    end = map(_call, compress((gc.enable,), collects))
+    try:
+        return list(filter(None, chain(begin, _walk(thread, depth), end)))
+    except BaseException:  # an audit hook of the script
+        if collects == [True]:
+            gc.enable()
+        raise
+
+
+def _walk(thread: int, depth: int) -> Iterator[tuple[str, str, int]]:
+    found = map(methodcaller("get", thread), map(_call, (sys._current_frames,)))
+    return map(_read_frame, takewhile(truth, accumulate(chain(found, repeat("f_back", depth)), getattr)))
 
 
 def find_place(thread: int) -> Seen | None:

@@ -27,6 +27,7 @@ from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
+from perfscope.hooks.places import read_stack
 from perfscope.hooks.record_files import identify, is_same_file, open_to_append, replace_file
 from perfscope.hooks.side_process import start_once_a_node
 from perfscope.wire import RANKS_FOLDER, requests
@@ -318,11 +319,12 @@ class IncidentFiles:
 
 def read_source(thread: int) -> str | None:
     """The line of code that a thread is in, for what has no frame of its own; None where its file cannot be read."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
+    innermost = read_stack(thread, 0)
+    if not innermost:
         return None
-    with open(frame.f_code.co_filename, "rb") as file:
-        line = next(islice(file, frame.f_lineno - 1, None), b"")
+    path, _, number = innermost[0]
+    with open(path, "rb") as file:
+        line = next(islice(file, number - 1, None), b"")
     return redact_text(line.decode(errors="replace").strip()[:_LONGEST_TEXT]) or None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from perfscope.hooks import places
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.places import Places
 from perfscope.hooks.step import StepAccumulator
+from tests.conftest import SCRIPTS, environment
 
 MS = 1_000_000
 STEP_MS = 10
@@ -183,3 +185,10 @@ def test_objects_of_the_script_end_in_its_own_thread(loop: Loop) -> None:
         trains = False
         thread.join()
     assert ended_in == {thread.ident}
+
+
+def test_threads_that_begin_and_end_while_garbage_is_collected_are_held_up_by_no_look() -> None:
+    command = [sys.executable, str(SCRIPTS / "looking.py")]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 100
