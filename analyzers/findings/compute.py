@@ -20,7 +20,7 @@ from perfscope.analyzers.findings.training import (
 from perfscope.constants import GB, US_PER_MS
 from perfscope.models.conventions import Checkpointing
 from perfscope.report import percent
-from perfscope.tables.kernel_precision import SIXTEEN_BIT, product_precision
+from perfscope.tables.kernel_precision import SIXTEEN_BIT, is_fused_attention, product_precision
 
 #: A smaller share is no fault: pads of a short last batch, throttled steps, memory that is free or holds no tensor.
 _NOTABLE = 0.1
@@ -30,8 +30,6 @@ _SOFTMAX = re.compile(
     r"scaled_\w*masked_softmax"
 )
 _ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
-#: Kernels of attention that keep its matrix to themselves.
-_FUSED_ATTENTION = re.compile(r"fmha|flash|native_sdpa|attn_fwd|attn_bwd|attention_kernel")
 _MASK = "masked_fill"
 #: Positions by positions, of each head of each sample.
 _MATRICES = re.compile(r"\w+ \d+x\d+x(\d{3,})x\1(?:,|$)")
@@ -165,7 +163,7 @@ def find_eager_attention(training: TracedRun) -> Fault | None:
         for row, operator in numbered("/roofline/ranks/0/operators", operators)
         if _MATRICES.match(operator.inputs or "") and operator.category != "matrix product"
     ]
-    if not written and any(_FUSED_ATTENTION.search(kernel.name) for _, kernel in kernels):
+    if not written and any(is_fused_attention(kernel.name) for _, kernel in kernels):
         return None  # of a router, or of another loss: attention itself is fused already
     masks = training.kernels("compute", _MASK)
     least_us = softmax_us + training.kernel_us(masks)

@@ -3,7 +3,7 @@
 Columns: ``gpu``, ``gpus``, ``seq_len``, ``micro_batch``, ``gbs`` and ``step_s`` in seconds. The model is its name in
 ``model``, or ``layers``, ``hidden``, ``heads``, ``vocabulary`` and, where they differ from a GPT's, ``kv_heads``,
 ``ffn``, ``mlp_matrices``, ``tied``. Where they differ from 1 ``tp``, ``pp``, ``virtual_stages``, ``cp``, ``ep``,
-``zero``; and what ``_OPTIONAL`` lists. Others are not read.
+``zero``; and what ``_OPTIONAL`` lists. ``products_s`` and so on are the seconds of ``StepTerms``. Others are not read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.transformer import Transformer, require_consistent
 from perfscope.sources.models.presets import find_preset
-from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup
+from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup, StepTerms
 
 _REQUIRED = ("gpu", "gpus", "seq_len", "micro_batch", "gbs", "step_s")
 _DIMENSIONS = ("layers", "hidden", "heads", "vocabulary")
@@ -146,4 +146,5 @@ def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
     seconds = float(line["step_s"] or "nan")
     if not 0 < seconds < float("inf"):
         raise UsageError(f"a step of {seconds} s is not possible")
-    return MeasuredStep(setup, seconds, source)
+    terms = StepTerms(*(float(cell) if (cell := line.get(f"{name}_s")) else None for name in StepTerms._fields))
+    return MeasuredStep(setup, seconds, source, terms)

@@ -90,6 +90,18 @@ def product_precision(name: str) -> str | None:
     return next((precision for precision, words in _WORDS if words.search(name)), UNNAMED)
 
 
+_FUSED_ATTENTION = re.compile(r"fmha|flash|native_sdpa|attn_fwd|attn_bwd|attention_kernel")
+
+
+def is_fused_attention(name: str) -> bool:
+    """Whether a kernel that multiplies is one of fused attention.
+
+    >>> is_fused_attention("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128")
+    True
+    """
+    return bool(_FUSED_ATTENTION.search(name))
+
+
 #: The names that the profiler gives to types of elements, and their products; fp32 may be multiplied as TF32.
 _ELEMENTS = {
     "c10::BFloat16": "bf16",

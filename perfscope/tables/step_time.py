@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer
+from perfscope.tables.ceiling import Ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,26 @@ class StepSetup:
         return self.gbs * self.seq_len
 
 
+class StepTerms(NamedTuple):
+    """Seconds of a step in which the mean GPU works at each kind of kernel; None where unknown.
+
+    Attributes:
+        products: Matrix products, also those that run again.
+        attention: Fused attention.
+        memory: All other kernels and copies, but of the optimizer.
+        optimizer: The update of the weights.
+    """
+
+    products: float | None = None
+    attention: float | None = None
+    memory: float | None = None
+    optimizer: float | None = None
+
+
+#: Of a step that only its time is known of.
+UNKNOWN = StepTerms()
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
     """A configuration that ran, and the seconds of one of its steps; ``source`` is who published or logged it."""
@@ -64,11 +86,13 @@ class MeasuredStep:
     setup: StepSetup
     seconds: float
     source: str
+    terms: StepTerms = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Measured steps, and each row that could not be used with its reason."""
+    """Measured steps, each row that could not be used with its reason, and what a machine attains at best."""
 
     rows: tuple[MeasuredStep, ...]
     refused: tuple[tuple[str, str], ...] = ()
+    ceiling: Ceiling | None = None

@@ -20,7 +20,7 @@ from perfscope.models.hardware import find_gpu
 from perfscope.models.parameter_counts import embedding_parameters, layer_weights
 from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
-from perfscope.tables.step_time import StepSetup
+from perfscope.tables.step_time import StepSetup, StepTerms
 
 #: The terms of a step, in the order of ``Predictor.terms_ns``.
 TERMS = (
@@ -42,7 +42,7 @@ TERMS = (
 )
 COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in name or name.endswith("gradients"))
 PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
-_BYTES = 2  # of an activation or weight in 16 bits
+_BYTES = 2  # of an activation or weight in 16 bits, for which the counts are
 _FORWARD_AND_BACKWARD = FORWARD_AND_BACKWARD // FORWARD
 
 
@@ -54,13 +54,14 @@ class Predictor:
         rows = [_list_numbers(setup) for setup in setups]
         self._columns = SimpleNamespace(**{name: np.array([row[name] for row in rows], np.float64) for name in rows[0]})
 
-    def seconds(self, constants: StepConstants) -> Float64:
-        """The time of each step in seconds."""
-        return np.asarray(_predict(self._columns, constants).sum(axis=0), np.float64)
+    def seconds(self, constants: StepConstants) -> tuple[Float64, Float64]:
+        """The time of each step, and that of the kernels of ``StepTerms``, shape (kinds, configurations)."""
+        terms, kernels = _predict(self._columns, constants)
+        return np.asarray(terms.sum(axis=0), np.float64), kernels
 
     def terms_ns(self, constants: StepConstants) -> Int64:
         """Nanoseconds of each term, shape (terms, configurations); their sums are the steps."""
-        return np.rint(_predict(self._columns, constants) * NS_PER_S).astype(np.int64)
+        return np.rint(_predict(self._columns, constants)[0] * NS_PER_S).astype(np.int64)
 
 
 def _list_numbers(setup: StepSetup) -> dict[str, float]:
@@ -76,7 +77,8 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     seen = model.full_layers * setup.seq_len + sum(
         mixer.layers * min(mixer.window, setup.seq_len) for mixer in model.mixers
     )
-    full = setup.checkpointing is Checkpointing.FULL
+    full, selective = (setup.checkpointing is kind for kind in (Checkpointing.FULL, Checkpointing.SELECTIVE))
+    operations = selective and not setup.is_eager  # no attention matrix to recompute: torchtitan's `op`
     return {
         "tokens": setup.micro_batch * setup.seq_len / setup.context,
         "micro_batches": setup.micro_batches,
@@ -103,13 +105,16 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "expert": setup.expert,
         "zero": setup.zero,
         "recomputes": full,
-        "recomputes_attention": full or (setup.checkpointing is Checkpointing.SELECTIVE and setup.is_eager),
+        "recomputes_operators": full or operations,
+        "recomputes_products": step_counts()["selective_products"] if operations else full,
+        "recomputes_attention": full or (selective and setup.is_eager),
         "is_eager": setup.is_eager,
         "is_fp8": "fp8" in setup.dtype or "fp4" in setup.dtype,
         "trained": model.trained,
         "gradient_bytes": setup.gradient_bytes,
         "products_flops": gpu.peak_tflops(setup.dtype) * TERA,
-        "flops": gpu.dense_16bit_tflops * TERA,
+        "flops": min(gpu.dense_16bit_tflops, gpu.peak_tflops(setup.dtype)) * TERA,
+        "width": 2 if setup.dtype in ("fp32", "tf32") else 1,
         "memory_bytes": (gpu.memory_tb_s or 1.0) * TERA,
         "link_bytes": link_gb_s * GIGA,
         "network_bytes": (setup.network_gb_s or node.network_gb_s) * GIGA,
@@ -155,10 +160,23 @@ def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
     return np.asarray(np.maximum(within, across) + latency, np.float64)
 
 
-def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
-    """Seconds of each term, shape (terms, configurations)."""
+def _share_weights(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
+    """Seconds in which weights and gradients travel between replicas: for each micro-batch, and once a step.
+
+    ZeRO 2 reduces gradients of each micro-batch, ZeRO 3 also gathers weights twice.
+    """
+    replicas, stride = c.data * c.context, c.tensor
+    stage = _collective(c, k, _BYTES * c.stage_parameters, replicas, stride)
+    full = _collective(c, k, c.gradient_bytes * c.trained * c.stage_parameters, replicas, stride)
+    zero = c.zero.astype(int)
+    each = np.choose(zero, [0 * stage, 0 * stage, stage, 3 * stage])
+    return each, np.choose(zero, [2 * full, full + stage, stage, 0 * stage])
+
+
+def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
+    """Seconds of each term, shape (terms, configurations), and of each kind of kernel on the mean stage."""
     flops = np.where(c.is_fp8 > 0, k.fp8_products, k.products) * c.products_flops
-    memory = c.memory_bytes * k.memory
+    memory = c.memory_bytes * k.memory / c.width
     counts = step_counts()
 
     def multiply(weights: Float64, share: Float64 | float = 1.0) -> Float64:
@@ -167,52 +185,48 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
 
     products = multiply(c.shared_weights) + multiply(c.routed_weights, c.routed_fraction)
     scores = 2 * c.tokens * c.span * c.head_dims / c.tensor
-    score_bytes = counts["score_bytes"] * c.tokens * c.span * c.heads / c.tensor
-    eager = scores / flops + score_bytes / memory
-    attention = np.where(c.is_eager > 0, eager, scores / 2 / (c.flops * k.flash))
+    score_products = c.is_eager * scores / flops
+    softmax = c.is_eager * counts["score_bytes"] * c.tokens * c.span * c.heads / c.tensor / memory
+    flash = (1 - c.is_eager) * scores / 2 / (c.flops * k.flash)
+    attention = score_products + softmax + flash
     hidden_bytes = counts["hidden_bytes"] + counts["expert_bytes"] * c.active_experts * c.expert_layers
     operators = hidden_bytes * c.hidden / c.sequence_split + counts["activation_bytes"] * c.activated / c.tensor
     operators = c.tokens * operators / memory
-    states = _BYTES * c.tokens * c.hidden
+    states = _BYTES * c.width * c.tokens * c.hidden
     within = 2 * _collective(c, k, states, c.tensor, np.ones_like(c.tensor))  # an all-reduce, or its two halves
     within = (4 + 2 * c.recomputes) * within
     keys = (
-        2 * _FORWARD_AND_BACKWARD * _collective(c, k, _BYTES * 2 * c.tokens * c.context * c.kv_dim, c.context, c.tensor)
+        2
+        * _FORWARD_AND_BACKWARD
+        * _collective(c, k, _BYTES * c.width * 2 * c.tokens * c.context * c.kv_dim, c.context, c.tensor)
     )
     routing = 2 * (_FORWARD_AND_BACKWARD + c.recomputes) * c.expert_layers
     routing = routing * (c.expert > 1) * _dispatch(c, k, states / c.sequence_split)
 
     passes, product_passes = _FORWARD_AND_BACKWARD, _FORWARD_AND_BACKWARD - 1 + c.trained
     attention_passes = np.where(c.is_eager > 0, _FORWARD_AND_BACKWARD, counts["flash_passes"])
-    again = c.recomputes * (products + operators) + c.recomputes_attention * attention
+    again = c.recomputes_products * products + c.recomputes_operators * operators + c.recomputes_attention * attention
     across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
     device = product_passes * products + passes * operators + attention_passes * attention + again
     device = device + within + across + routing
-    launching = k.host_s * (passes + c.recomputes)
+    launching = k.host_s * (passes + c.recomputes_operators)
     layer = (device ** counts["sharpness"] + launching ** counts["sharpness"]) ** (1 / counts["sharpness"])
-    head = multiply(c.logits * c.hidden) + c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
-    head = passes * head
+    head_products = passes * multiply(c.logits * c.hidden)
+    loss = passes * c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
+    head = head_products + loss
     # Of the last stage, for which all others wait. Where layers do not fill the stages, it has one less.
     is_short = c.layers % c.pipeline > 0
     layers = np.ceil(c.layers / c.pipeline) - is_short
     ahead = is_short * np.maximum(layer - head, 0)  # of what the other stages take for that layer
     slot = layers * layer + head + ahead
-
-    replicas, stride = c.data * c.context, c.tensor
-    stage = _collective(c, k, _BYTES * c.stage_parameters, replicas, stride)
-    full = _collective(c, k, c.gradient_bytes * c.trained * c.stage_parameters, replicas, stride)
-    # Of each micro-batch: ZeRO 2 reduces gradients, ZeRO 3 also gathers weights twice. Of the step: what remains.
-    each = np.choose(c.zero.astype(int), [0 * stage, 0 * stage, stage, 3 * stage])
-    once = np.choose(c.zero.astype(int), [2 * full, full + stage, stage, 0 * stage])
-    each = np.maximum(each - k.overlap * slot, 0)
-    once = np.maximum(once - k.overlap * slot, 0)
+    each, once = (np.maximum(travels - k.overlap * slot, 0) for travels in _share_weights(c, k))
     hop_rate = np.where(
         c.tensor * c.context * c.data >= c.node_gpus, c.network_bytes * k.network, c.link_bytes * k.link
     )
     hop = states / c.sequence_split / hop_rate  # there and back while the pipeline fills; interleaving repeats it
     repeated = c.micro_batches * (c.virtual - 1) * (1 - k.overlap) * (c.pipeline > 1)
     hops = 2 * (c.pipeline - 1 + repeated) * hop
-    sharded = np.where(c.zero > 0, replicas, 1)
+    sharded = np.where(c.zero > 0, c.data * c.context, 1)
     m = c.micro_batches
     per_layer = m * layers
     terms = {
@@ -232,4 +246,15 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> Float64:
         "optimizer": c.trained * c.stage_parameters / sharded * counts["optimizer_bytes"] / memory,
         "step": np.full_like(m, k.step_s),
     }
-    return np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])
+    # Of a stage in the mean: what a run's GPUs do, one with another.
+    attention_again = attention_passes + c.recomputes_attention
+    multiplied = (product_passes + c.recomputes_products) * products + attention_again * score_products
+    moved = (passes + c.recomputes_operators) * operators + attention_again * softmax
+    kernels = {
+        "products": m * (c.layers * multiplied + head_products) / c.pipeline,
+        "attention": m * c.layers * attention_again * flash / c.pipeline,
+        "memory": m * (c.layers * moved + loss) / c.pipeline,
+        "optimizer": terms["optimizer"],
+    }
+    stacked = np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])
+    return stacked, np.stack([kernels[name] for name in StepTerms._fields])

@@ -18,10 +18,14 @@ from scipy.optimize import least_squares
 
 from perfscope.analyzers.plan.step_time import TERMS, Predictor
 from perfscope.constants import NS_PER_S
-from perfscope.models.hardware import find_gpu
+from perfscope.models.hardware import Gpu, find_gpu, lookup_gpu
 from perfscope.models.step_constants import SHARES, Stack, StepConstants, find_stack, spread
+from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.step_time import MeasuredStep, StepSetup
+
+#: A launching thread of eager kernels, over the host of a tuned stack.
+_SLOW_HOST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Measured rows that predictions start from; without any they start from the published stacks."""
+    """Measured rows that predictions start from; without any they start from the published stacks.
+
+    No share of a peak is higher than a ``ceiling`` of the same GPU.
+    """
 
     rows: tuple[MeasuredStep, ...] = ()
+    ceiling: Ceiling | None = None
 
     def predict(self, setups: Sequence[StepSetup]) -> Prediction:
         """Predict steps; UsageError where a GPU is unknown or lacks the data type."""
@@ -58,6 +66,9 @@ class Calibration:
     def constants(self, setup: StepSetup) -> StepConstants:
         """The constants for the GPU and the sharding of a configuration."""
         start = stack_of(setup).constants
+        gpu = find_gpu(setup.gpu)
+        if self.ceiling is not None and lookup_gpu(self.ceiling.device) == gpu:
+            start = _limit(start, gpu, self.ceiling)
         return fit_constants(self.rows, start) if self.rows else start
 
     def _correct(self, setups: Sequence[StepSetup]) -> tuple[Float64, Float64]:
@@ -67,7 +78,7 @@ class Calibration:
             return np.ones(len(setups)), np.full(len(setups), stack.error)
         measured = [row.setup for row in self.rows]
         left = np.log([row.seconds for row in self.rows]) - np.log(
-            Predictor(measured).seconds(self.constants(setups[0]))
+            Predictor(measured).seconds(self.constants(setups[0]))[0]
         )
         known, asked = _positions(measured), _positions(setups)
         quantile = NormalDist().inv_cdf(0.95)
@@ -78,6 +89,18 @@ class Calibration:
         variance = np.maximum(wider * whole - ((shared @ inverse) * shared).sum(axis=1), 0) + spread()["run"] ** 2
         variance *= max(1, left @ inverse @ left / len(left))  # rows that differ by more than was expected
         return np.exp(shared @ inverse @ left), np.expm1(quantile * np.sqrt(variance))
+
+
+def _limit(start: StepConstants, gpu: Gpu, ceiling: Ceiling) -> StepConstants:
+    """Shares of peaks that are no higher than a machine attains; what it did not measure stays."""
+    rates = {
+        "products": (ceiling.tflops("bf16"), gpu.dense_16bit_tflops),
+        "fp8_products": (ceiling.tflops("fp8"), gpu.dense_tflops.get("fp8")),
+        "memory": (ceiling.tb_s, gpu.memory_tb_s),
+        "link": (ceiling.busbw_gb_s("all_reduce"), gpu.link.gb_s if gpu.link else None),
+    }
+    known = {name: rate / peak for name, (rate, peak) in rates.items() if rate and peak}
+    return start._replace(**{name: min(share, getattr(start, name)) for name, share in known.items()})
 
 
 def stack_of(setup: StepSetup) -> Stack:
@@ -119,6 +142,11 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants) -> StepC
     """The most probable constants for some rows; single rows far off count little."""
     predictor = Predictor([row.setup for row in rows])
     measured = np.log([row.seconds for row in rows])
+    terms = np.array([row.terms for row in rows], np.float64).T
+    is_known = ~np.isnan(terms)
+    doubt = np.where(is_known.any(axis=0), spread()["term"], spread()["row"])
+    least = spread()["least_term"] * np.exp(measured)
+    log_terms = np.log(terms + least)[is_known]
 
     values = np.array(start)
     is_share = np.array([name in SHARES for name in StepConstants._fields])
@@ -130,7 +158,13 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants) -> StepC
     first = np.log(np.where(is_share, values / (1 - values), values))
 
     def residuals(logs: Float64) -> Float64:
-        of_rows = (np.log(predictor.seconds(at(logs))) - measured) / spread()["row"]
-        return np.concatenate([of_rows, (logs - first) / spread()["constant"]])
+        seconds, kernels = predictor.seconds(at(logs))
+        of_rows = (np.log(seconds) - measured) / doubt
+        of_terms = (np.log(kernels + least)[is_known] - log_terms) / spread()["term"]
+        return np.concatenate([of_rows, of_terms, (logs - first) / spread()["constant"]])
 
-    return at(least_squares(residuals, first, loss="soft_l1").x)
+    # The longer of launching and kernels hides what is known of the other: with kernels known, start on both sides.
+    slow = first + np.log(_SLOW_HOST) * np.array([name == "host_s" for name in StepConstants._fields])
+    starts = (first, slow) if is_known.any() else (first,)
+    fits = [least_squares(residuals, values, loss="soft_l1") for values in starts]
+    return at(min(fits, key=lambda fit: fit.cost).x)

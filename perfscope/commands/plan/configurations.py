@@ -98,7 +98,7 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     if inputs.peak.peak is not None:
         raise UsageError("steps are predicted by the peak of --gpu's datasheet", hint="leave out --peak")
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
-    calibration = Calibration(measured.rows)
+    calibration = Calibration(measured.rows, measured.ceiling)
     checked = check_each_by_others(measured.rows) if measured.rows else None
     layouts = list(possible_batches(inputs, shape, gbs))
     estimates = [estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in layouts]
@@ -217,6 +217,8 @@ def _list_section(ranking: Ranking) -> Section:
         source,
         *ranking.notes[:MOST_ROWS],
     ]
+    if ranking.calibration.ceiling:
+        notes.append("No share of a peak is higher than `perfscope doctor --ceiling` measured on the same GPU.")
     if ranking.tokens:
         fastest = ranking.configurations[0]
         times = (ranking.tokens / fastest.setup.tokens * seconds for seconds in (fastest.seconds, *fastest.interval))

@@ -8,19 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers import steps
+from perfscope.analyzers.budget import COMPUTE, COPY, Budget
 from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.analyzers.mfu import Utilisation
+from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.plan import Attention
-from perfscope.analyzers.tflops.trained_run import count_step_tokens, find_recomputation, find_trained_model
+from perfscope.analyzers.tflops.trained_run import count_step_tokens, find_trained_model
 from perfscope.commands.model import choose_logged_model
 from perfscope.commands.plan.options import PlanInputs
+from perfscope.constants import NS_PER_S, US_PER_S
+from perfscope.engine.run import Plan, analyze
 from perfscope.errors import MissingInput, PerfscopeError, UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, lookup_gpu
 from perfscope.models.transformer import Transformer
+from perfscope.result import Result
+from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.joblog import read_log
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.step_times import is_step_table, read_step_times
-from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup
+from perfscope.tables.kernel_precision import is_fused_attention, product_precision
+from perfscope.tables.step_time import UNKNOWN, MeasuredStep, MeasuredSteps, StepSetup, StepTerms
 
 #: Rows whose covariances a calibration inverts within seconds.
 _MOST_ROWS = 500
@@ -38,6 +47,9 @@ def read_measured(paths: Sequence[str], shape: Transformer, inputs: PlanInputs, 
     """Read measured steps; what a log or a run does not state is as planned. UsageError where none can be used."""
     found = []
     for path in map(Path, paths):
+        if path.suffix == ".json":
+            found.append(MeasuredSteps((), ceiling=read_ceiling(path)))
+            continue
         if is_step_table(path):
             found.append(read_step_times(path))
             continue
@@ -53,14 +65,16 @@ def read_measured(paths: Sequence[str], shape: Transformer, inputs: PlanInputs, 
             f"{len(steps_read.rows)} measured steps are too many to calibrate by",
             hint=f"keep the {_MOST_ROWS} that are nearest in software, GPU and model",
         )
-    if paths and not steps_read.rows:
+    if paths and not steps_read.rows and steps_read.ceiling is None:
         raise PerfscopeError(f"no measured step can be used: {steps_read.refused[0][1]}")
     return steps_read
 
 
 def _join(parts: Sequence[MeasuredSteps]) -> MeasuredSteps:
     return MeasuredSteps(
-        tuple(row for part in parts for row in part.rows), tuple(line for part in parts for line in part.refused)
+        tuple(row for part in parts for row in part.rows),
+        tuple(line for part in parts for line in part.refused),
+        next((part.ceiling for part in parts if part.ceiling), None),
     )
 
 
@@ -96,19 +110,47 @@ def _read_run(path: Path, shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> M
         model = find_trained_model(run).model
     with suppress(MissingInput):
         training = training._replace(seq_len=count_step_tokens(result)[1])
-    if run.models:
-        sizes |= {"zero_stage": stage} if (stage := run.models[0].zero_stage) is not None else {}
-        training = training._replace(checkpointing=find_recomputation(run.models).checkpointing or inputs.checkpointing)
+    if run.models and (stage := run.models[0].zero_stage) is not None:
+        sizes["zero_stage"] = stage
+    results = analyze([str(path)], Plan(only=frozenset({"budget", "mfu", "optimizer"}))).results
+    use, terms, memory = results.get("mfu"), _find_terms(results), inputs.memory
+    dtype = None
+    if isinstance(use, Utilisation):
+        dtype = use.dtype
+        if use.checkpointing:
+            training = training._replace(checkpointing=Checkpointing(use.checkpointing))
+    if terms.attention is not None:
+        memory = memory._replace(attention=Attention.FLASH if terms.attention else Attention.EAGER)
     return _measure(
         model,
-        replace(inputs, training=training),
+        replace(inputs, training=training, memory=memory),
         own_gpu or gpu,
         sizes,
         gpus=run.devices,
         gbs=gbs,
         seconds=result.step_time_s,
         source=str(path),
+        dtype=dtype,
+        terms=terms,
     )
+
+
+def _find_terms(results: Mapping[str, Result]) -> StepTerms:
+    """The kernels of a run's traces, by kind; no terms without traces of a GPU."""
+    budget, optimizer = results.get("budget"), results.get("optimizer")
+    if not isinstance(budget, Budget):
+        return UNKNOWN
+    seconds = dict.fromkeys(("products", "attention", "memory"), 0.0)
+    for term, ns in budget.times.items():
+        if term.kind in (COMPUTE, COPY):
+            kind = "memory"
+            if term.kind == COMPUTE and product_precision(term.name):
+                kind = "attention" if is_fused_attention(term.name) else "products"
+            seconds[kind] += ns / NS_PER_S
+    if not isinstance(optimizer, OptimizerTime):
+        return StepTerms(**seconds | {"memory": None})
+    update = sum(rank.device_us for rank in optimizer.ranks) / len(optimizer.ranks) / US_PER_S
+    return StepTerms(**seconds | {"memory": max(seconds["memory"] - update, 0.0), "optimizer": update})
 
 
 def _measure(
@@ -121,6 +163,8 @@ def _measure(
     gbs: int | None,
     seconds: float | None,
     source: str,
+    dtype: str | None = None,
+    terms: StepTerms = UNKNOWN,
 ) -> MeasuredStep:
     if gpus is None or gbs is None or seconds is None:
         missing = {"number of GPUs": gpus, "global batch": gbs, "step time": seconds}
@@ -128,7 +172,8 @@ def _measure(
     tensor, pipeline, context = (sizes.get(name, 1) for name in ("tp", "pp", "cp"))
     micro_batch = sizes.get("mbs", inputs.layout.size("micro_batch"))
     data = gpus // (tensor * pipeline * context)
-    dtype = str(inputs.peak.dtype or gpu.training_dtype)
+    if dtype is None or dtype not in gpu.dense_tflops:
+        dtype = str(inputs.peak.dtype or gpu.training_dtype)
     setup = StepSetup(
         model=model,
         gpu=gpu.name,
@@ -149,4 +194,4 @@ def _measure(
     )
     if setup.gpus != gpus or setup.gbs != gbs:
         raise UsageError(f"{gbs} sequences on {gpus} GPUs are not {setup.gbs} on {setup.gpus} of its layout")
-    return MeasuredStep(setup, seconds, source)
+    return MeasuredStep(setup, seconds, source, terms)

@@ -107,7 +107,10 @@ class StepTimeOptions(NamedTuple):
 
     calibrate: Annotated[
         list[str] | None,
-        _steps(metavar="RUN|LOG|CSV", help="Measured steps to predict from; a CSV without a model is judged itself."),
+        _steps(
+            metavar="RUN|LOG|CSV",
+            help="Measured steps to predict from, or a file of `doctor --ceiling`; a CSV alone is judged.",
+        ),
     ] = None
     why: Annotated[bool, _steps("--why", help="Show the terms of the fastest configuration, and their constants.")] = (
         False

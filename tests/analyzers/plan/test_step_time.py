@@ -6,14 +6,17 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 
-from perfscope.analyzers.plan.step_time import TERMS
+from perfscope.analyzers.plan.step_time import TERMS, Predictor
 from perfscope.analyzers.plan.step_time.calibration import Calibration, fit_constants, stack_of
 from perfscope.analyzers.plan.step_time.judgement import compare, find_orders, judge, split_models
 from perfscope.models.step_constants import prior_constants, stacks
 from perfscope.sources.step_times import read_step_times
-from perfscope.tables.step_time import MeasuredStep, MeasuredSteps
+from perfscope.tables.ceiling import Ceiling, CollectiveRate, MemoryRate, ProductRate
+from perfscope.tables.step_time import UNKNOWN, MeasuredStep, MeasuredSteps
 from tests.conftest import ROOT
 
 TABLE = ROOT / "fixtures" / "published" / "step_times.csv.gz"
@@ -86,6 +89,43 @@ def test_intervals_hold_nine_of_ten_steps_that_no_constant_saw(
     found = [row for row in published().rows if row.source in sources and row.setup.zero in zero]
     errors = compare(found, Calibration())
     assert (errors.rows, errors.median < median, errors.covered >= 0.9) == (rows, True, True)
+
+
+def test_the_kernels_of_one_run_predict_those_of_another() -> None:
+    """Kernels of ZeRO 2 on two H200 say what another model takes with ZeRO 1 and 3 on four; the time alone does not."""
+    known, *others = sorted((row for row in published().rows if row.source == "h200-deepspeed"), key=_is_not_zero_2)
+    assert all(row.terms.memory for row in others)
+    for row in others:
+        measured = np.array(row.terms)
+        by_terms, by_time = (
+            Predictor([row.setup]).seconds(Calibration((one,)).constants(row.setup))[1][:, 0] / measured
+            for one in (known, replace(known, terms=UNKNOWN))
+        )
+        assert by_terms == pytest.approx(1, abs=0.25)
+        assert abs(by_time - 1).max() > 0.45
+
+
+def _is_not_zero_2(row: MeasuredStep) -> bool:
+    return row.setup.zero != 2
+
+
+def test_a_machine_that_reaches_less_takes_longer() -> None:
+    setup = next(row.setup for row in published().rows if row.setup.gpu == "h200-sxm")
+    slow = Ceiling(
+        "NVIDIA H200",
+        2,
+        "",
+        (ProductRate("bf16", 8, 8, 8, 400.0),),
+        (MemoryRate("copy", 8, 2.4),),
+        (CollectiveRate("all_reduce", 2, 8, 225.0),),
+    )
+    constants = Calibration((), slow).constants(setup)
+    assert (constants.memory, constants.link) == (0.5, 0.5)
+    assert constants.products == pytest.approx(400 / 989.4)
+    assert (
+        Calibration((), replace_struct(slow, device="NVIDIA A100-SXM4-80GB")).constants(setup)
+        == stack_of(setup).constants
+    )
 
 
 def test_experts_on_other_nodes_cost_what_was_published() -> None:
