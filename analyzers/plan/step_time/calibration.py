@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import log1p, sqrt
+from math import log1p
 from statistics import NormalDist
 
 import numpy as np
@@ -109,17 +109,17 @@ def stack_of(setup: StepSetup) -> Stack:
 
 
 def _positions(setups: Sequence[StepSetup]) -> Float64:
-    """Where configurations lie, in doublings: twice as far in what a step depends on more."""
+    """Where configurations lie, in doublings, times the power: farther apart in what changes the kernels."""
     rows = [
         (
-            setup.tensor,
+            setup.tensor**2,
             setup.micro_batch,
             setup.model.hidden**2,
             setup.seq_len,
-            sqrt(setup.pipeline),
-            sqrt(setup.data),
-            sqrt(setup.micro_batches),
-            sqrt(setup.model.layers),
+            setup.pipeline**0.25,
+            setup.data**0.25,
+            setup.micro_batches**0.25,
+            setup.model.layers**0.25,
             setup.context,
             setup.expert,
             find_gpu(setup.gpu).peak_tflops(setup.dtype),
@@ -138,13 +138,16 @@ def _covariance(first: Float64, second: Float64) -> Float64:
 
 
 @cache
-def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants) -> StepConstants:
-    """The most probable constants for some rows; single rows far off count little."""
+def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: float | None = None) -> StepConstants:
+    """The most probable constants for some rows; single rows far off count little.
+
+    ``row`` is the error of a row as a logarithm, unless as of a calibration.
+    """
     predictor = Predictor([row.setup for row in rows])
     measured = np.log([row.seconds for row in rows])
     terms = np.array([row.terms for row in rows], np.float64).T
     is_known = ~np.isnan(terms)
-    doubt = np.where(is_known.any(axis=0), spread()["term"], spread()["row"])
+    doubt = np.where(is_known.any(axis=0), spread()["term"], row or spread()["row"])
     least = spread()["least_term"] * np.exp(measured)
     log_terms = np.log(terms + least)[is_known]
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_struct
 from perfscope.analyzers.plan.step_time import TERMS, Predictor
 from perfscope.analyzers.plan.step_time.calibration import Calibration, fit_constants, stack_of
 from perfscope.analyzers.plan.step_time.judgement import compare, find_orders, judge, split_models
-from perfscope.models.step_constants import prior_constants, stacks
+from perfscope.models.step_constants import prior_constants, spread, stacks
 from perfscope.sources.step_times import read_step_times
 from perfscope.tables.ceiling import Ceiling, CollectiveRate, MemoryRate, ProductRate
 from perfscope.tables.step_time import UNKNOWN, MeasuredStep, MeasuredSteps
@@ -46,7 +46,7 @@ def test_the_constants_are_what_every_second_model_gives(stack: str) -> None:
     if stack.startswith("Megatron-DeepSpeed"):  # its rows have neither: set, not fitted
         start = start._replace(overlap=stated.overlap, flash=stated.flash)
     used, _ = split_models(rows_of(stack))
-    fitted = fit_constants(tuple(used), start)
+    fitted = fit_constants(tuple(used), start, spread()["stack_row"])
     for name, value in fitted._asdict().items():
         assert value == pytest.approx(getattr(stated, name), rel=0.02), name
 
