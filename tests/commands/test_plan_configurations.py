@@ -54,7 +54,16 @@ def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
     assert "What fits" not in text
     assert "tensor-parallel communication" in text
     assert "NVIDIA/dgxc-benchmarking" in text
-    assert "1T tokens take 163.9 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3
+    assert "1T tokens take 164.6 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3
+
+
+def test_the_title_names_the_fastest_that_surely_fits() -> None:
+    tight, sure, *_ = answer(*LLAMA)["configurations"]
+    assert tight["fit_probability"] < 0.9 <= sure["fit_probability"]
+    assert tight["step_s"] < sure["step_s"]
+    title, *lines = ask(*LLAMA).stdout.splitlines()
+    assert title.startswith(f"# {sure['step_s']:.3g} s a step (")
+    assert [" tight " in line for line in lines if line.startswith("|    4 |")][:2] == [True, False]
 
 
 def test_a_measured_run_is_met_and_moves_its_neighbours(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from perfscope.analyzers.plan.step_time.judgement import Errors, check_each_by_o
 from perfscope.commands.plan.calculation import TrainingPlan, estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
 from perfscope.commands.plan.options import ConventionName, PlanInputs
-from perfscope.commands.plan.report import describe_duration, describe_fit
+from perfscope.commands.plan.report import TIGHT, describe_duration, describe_fit
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.errors import UsageError
 from perfscope.models.hardware import Gpu
@@ -46,6 +46,11 @@ class Configuration:
     mfu: float
 
     @property
+    def is_tight(self) -> bool:
+        """Whether it may well not fit."""
+        return self.fit_probability < TIGHT
+
+    @property
     def seconds(self) -> float:
         """The time of a step."""
         return int(self.terms_ns.sum()) / NS_PER_S
@@ -74,7 +79,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The fastest configuration of each layout that fits, fastest first.
+    """The fastest configuration of each layout that fits, fastest first, and where it is tight the fastest that is not.
 
     ``tokens`` are to be trained on. ``tried`` counts all configurations. ``checked`` are the errors of the
     calibration's rows, each predicted from the others.
@@ -86,6 +91,11 @@ class Ranking:
     calibration: Calibration
     checked: Errors | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Configuration:
+        """The fastest that is not tight; where all are, the fastest."""
+        return next((one for one in self.configurations if not one.is_tight), self.configurations[0])
 
 
 def rank_configurations(plan: TrainingPlan) -> Ranking:
@@ -112,15 +122,17 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     seconds = prediction.seconds
     name = ConventionName.SIX_N if choice.transformer is None else ConventionName.MEGATRON_CORE
     flops = (find_convention(inputs, choice, name).flops_per_token or 0) * setups[0].tokens
-    best: dict[tuple[int, ...], Configuration] = {}
+    found: dict[tuple[int, ...], Configuration] = {}
     for index in np.argsort(seconds, kind="stable"):
         memory, probability = fitting[index]
         layout = memory.layout
         mfu = flops / seconds[index] / inputs.gpus / (peak_tflops * TERA)
         terms = prediction.terms_ns[:, index]
         one = Configuration(memory, probability, setups[index], terms, float(prediction.error[index]), float(mfu))
-        best.setdefault((layout.tensor, layout.pipeline, layout.context, layout.expert), one)
-    return Ranking(tuple(best.values()), inputs.target.tokens, len(layouts), calibration, checked, notes)
+        degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
+        if (*degrees, False) not in found:
+            found.setdefault((*degrees, one.is_tight), one)
+    return Ranking(tuple(found.values()), inputs.target.tokens, len(layouts), calibration, checked, notes)
 
 
 def to_setup(inputs: PlanInputs, layout: ParallelLayout, shape: Transformer, gpu: Gpu, dtype: str) -> StepSetup:
@@ -157,12 +169,12 @@ def add_configurations(report: Report, plan: TrainingPlan) -> Report:
     title = report.title
     if ranking.configurations:
         assert plan.peak.gpu is not None
-        data["verdict"] = _describe_fastest(ranking.configurations[0], plan.peak.gpu)
+        data["verdict"] = _describe_best(ranking.best, plan.peak.gpu)
         title = f"{data['verdict']}: {title.removeprefix(f'{describe_fit(plan)}: ')}"
     return Report(title, data, (*sections, *report.sections), report.warnings)
 
 
-def _describe_fastest(one: Configuration, gpu: Gpu) -> str:
+def _describe_best(one: Configuration, gpu: Gpu) -> str:
     """The configuration with its step, for the first line."""
     low, high = one.interval
     memory = f"{format_bytes(one.memory.reserved)} of {format_bytes(gpu.memory_bytes)}"
@@ -192,7 +204,8 @@ _COLUMNS = (
     Column("Step (s)", 3),
     Column("Interval (s)"),
     Column("Tokens/s/GPU", 0),
-    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Reserved (GB)", "Fits (%)")),
+    *map(Column, ("MFU (%)", "Bubble (%)", "Communication (%)", "Reserved (GB)")),
+    Column("Fits"),
     Column("Longest beside products"),
 )
 
@@ -212,7 +225,8 @@ def _list_section(ranking: Ranking) -> Section:
         source = f"Not calibrated, so the interval is wide. Constants: {names}, by the ratio of the peaks."
     notes = [
         f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
-        "They fit more probably than not, and split along the sequence where TP splits.",
+        f"The title names the fastest that fits with {TIGHT:.0%} or more, if one does. Tight ones fit with "
+        f"{_LIKELY:.0%} to {TIGHT:.0%}. All split along the sequence where TP splits.",
         "The interval holds nine of ten steps of tuned software. Communication is what no computation hides.",
         source,
         *ranking.notes[:MOST_ROWS],
@@ -220,11 +234,11 @@ def _list_section(ranking: Ranking) -> Section:
     if ranking.calibration.ceiling:
         notes.append("No share of a peak is higher than `perfscope doctor --ceiling` measured on the same GPU.")
     if ranking.tokens:
-        fastest = ranking.configurations[0]
-        times = (ranking.tokens / fastest.setup.tokens * seconds for seconds in (fastest.seconds, *fastest.interval))
+        best = ranking.best
+        times = (ranking.tokens / best.setup.tokens * seconds for seconds in (best.seconds, *best.interval))
         duration, least, most = map(describe_duration, times)
         notes.append(
-            f"{format_parameters(ranking.tokens)} tokens take {duration} with the fastest ({least} to {most}), "
+            f"{format_parameters(ranking.tokens)} tokens take {duration} with the title's ({least} to {most}), "
             "without pauses."
         )
     if ranking.checked:
@@ -255,7 +269,7 @@ def _to_row(one: Configuration) -> Row:
         percent(one.share([BUBBLE])),
         percent(one.share(COMMUNICATION)),
         one.memory.reserved / GB,
-        percent(one.fit_probability),
+        f"{one.fit_probability:.0%}{', tight' if one.is_tight else ''}",
         f"{limit}, {100 * share:.0f} %",
     )
 
@@ -292,7 +306,7 @@ def _to_data(one: Configuration) -> dict[str, Json]:
 
 
 def _why_section(ranking: Ranking) -> Section:
-    one = ranking.configurations[0]
+    one = ranking.best
     rows = tuple(
         (name, int(value) / NS_PER_S * MS_PER_S, percent(one.share([index])))
         for index, (name, value) in enumerate(zip(TERMS, one.terms_ns, strict=True))

@@ -142,7 +142,7 @@ def _row(memory: MemoryEstimate, peak: Peak) -> tuple[Cell, ...]:
 
 
 #: Below this probability a layout that probably fits is called tight.
-_TIGHT = 0.9
+TIGHT = 0.9
 
 
 def describe_fit(plan: TrainingPlan) -> str:
@@ -153,7 +153,7 @@ def describe_fit(plan: TrainingPlan) -> str:
     for memory in plan.memory:  # from no checkpointing and ZeRO 0 on, so that the first needs least
         if memory.reserved <= plan.peak.gpu.memory_bytes:
             probability = memory.fit_probability(plan.peak.gpu.memory_bytes)
-            word = "Fits" if probability >= _TIGHT else "Tight"
+            word = "Fits" if probability >= TIGHT else "Tight"
             fits = f"{word} (probability {min(0.99, probability):.0%})"
             return f"{fits} with {_describe_layout(memory)}, {format_bytes(memory.reserved)} of {limit}"
     least = min(memory.reserved for memory in plan.memory)
