@@ -51,8 +51,8 @@ class Loss(StrEnum):
     ``plain`` is PyTorch's cross-entropy in fp32: the logits, their log-probabilities in fp32, and two gradients.
     ``sharded`` is that of Megatron and nanotron over tensor-parallel ranks: 16-bit logits, an fp32 copy, and a softmax
     that becomes the gradient. ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``compiled`` keeps
-    the 16-bit logits, because torch.compile fuses what follows them. ``chunked`` has the logits of an eighth of the
-    tokens at a time.
+    the 16-bit logits: torch.compile fuses what follows them, TransformerEngine writes the gradient over them.
+    ``chunked`` has the logits of an eighth of the tokens at a time.
     """
 
     PLAIN = "plain"
@@ -62,6 +62,8 @@ class Loss(StrEnum):
     CHUNKED = "chunked"
 
 
+#: The losses of software that fuses SwiGLU, too: Megatron (``bias_swiglu_fusion``), torch.compile and Liger.
+_FUSED = (Loss.SHARDED, Loss.COMPILED, Loss.FUSED)
 #: Defaults of DeepSpeed's ZeRO 3.
 _MOST_LIVE_PARAMETERS, _REDUCED_ELEMENTS = 10**9, 5 * 10**8
 _GATHERED_LAYERS = 2
@@ -73,8 +75,9 @@ _WHOLE_SEQUENCES = 5
 #: tensor parallelism, those of a random half of its table (reports/predictions.md). It is 1.02 to 1.38 in 13 runs of
 #: five frameworks on H200 (fixtures/real_runs).
 _RESERVED = 1.09
-#: The spread of the logarithm of measured over estimated bytes: half of the central 68 % of the 895 runs of that half.
-_SPREAD = 0.15
+#: The spread of the logarithm of measured over estimated bytes. Half of the central 68 % is 0.07 in the 895 runs of
+#: that half, by the nearer of nanotron's two ways. With 0.1 what is said of its rows that could start comes true.
+_SPREAD = 0.1
 _OPTIMIZER_BYTES = {OptimizerKind.ADAM: 8, OptimizerKind.ADAM_8BIT: 2, OptimizerKind.SGD: 4}
 
 
@@ -82,20 +85,23 @@ _OPTIMIZER_BYTES = {OptimizerKind.ADAM: 8, OptimizerKind.ADAM_8BIT: 2, Optimizer
 class StateBytes:
     """Bytes per parameter of each state, and per element of the activations.
 
-    ``cast`` is the copy of the weights that autocast makes and the backward pass needs. ``residual`` is of the inputs
-    of the norms, where they differ from the other activations. ``is_plain_loop``: PyTorch's own optimizers train, whose
-    gradients are freed before the forward pass. ``is_balanced``: stages of a pipeline have equal costs, not equally
-    many layers.
+    ``inputs`` is of the inputs that linear layers keep, and ``residual`` of those of the norms, where they differ from
+    the other activations. ``cast`` is the copy of the weights that autocast makes and the backward pass needs.
+    ``is_plain_loop``: PyTorch's own optimizers train, whose gradients are freed before the forward pass.
+    ``is_balanced``: stages of a pipeline have equal costs, not equally many layers. ``is_eager``: SwiGLU is not fused,
+    whatever the loss is.
     """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    inputs: int | None = None
     cast: int = 0
     residual: int | None = None
     is_plain_loop: bool = False
     is_balanced: bool = False
+    is_eager: bool = False
 
     @property
     def checkpoint(self) -> int:
@@ -114,13 +120,16 @@ class StatePrecision(StrEnum):
     FP32 = "fp32"
 
 
-def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind) -> StateBytes:
-    """Bytes per parameter of each state.
+def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind, *, in_fp8: bool = False) -> StateBytes:
+    """Bytes per parameter of each state; ``in_fp8``: matrix products are in 8 bits, or fewer.
 
     ``mixed``: 16 bits with an fp32 copy in the optimizer, as DeepSpeed; ``megatron`` has fp32 gradients, too.
     ``nanotron`` has 16-bit gradients beside the fp32 ones that it adds them to.
     ``autocast``: fp32, of which ``torch.autocast`` makes 16-bit copies to compute in. ``pure``: 16 bits throughout,
-    also the optimizer. ``fp32``: fp32 throughout, without a second copy of the weights.
+    also the optimizer. ``fp32``: fp32 throughout, without a second copy of the weights. In fp8 the first two are of
+    TransformerEngine: linear layers keep their inputs, and weights with their transposes, in 8 bits
+    (transformer_engine/pytorch/module/linear.py). The others are of torchao, with which torchtitan reserves as much as
+    in 16 bits: 76.8 and 77.0 GiB (benchmarks/llama3_h100_202412_torchtitan.md).
     """
     state = _OPTIMIZER_BYTES[optimizer]
     if states is StatePrecision.AUTOCAST:
@@ -130,8 +139,9 @@ def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind) -> StateByt
     if states is StatePrecision.FP32:
         return StateBytes(4, 4, state, 4, is_plain_loop=True)
     if states is StatePrecision.NANOTRON:
-        return StateBytes(2, 4 + 2, 4 + state, 2, is_balanced=True)
-    return StateBytes(2, 4 if states is StatePrecision.MEGATRON else 2, 4 + state, 2)
+        return StateBytes(2, 4 + 2, 4 + state, 2, is_balanced=True, is_eager=True)
+    gradients = 4 if states is StatePrecision.MEGATRON else 2
+    return StateBytes(2, gradients, 4 + state, 2, inputs=1 if in_fp8 else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,16 +252,7 @@ def estimate_ends(
     for end in [PipelineEnd.FIRST] if layout.pipeline == 1 else PipelineEnd:
         stage = find_stage(model, layout, end, is_balanced=precision.is_balanced)
         states = _estimate_states(model, scale, layout, precision, _count_parameters(model, layout, stage))
-        activations = activation_bytes(
-            model,
-            seq_len,
-            precision.activations,
-            attention,
-            layout,
-            stage=stage,
-            residual_bytes=precision.residual,
-            is_plain_loop=precision.is_plain_loop,
-        )
+        activations = activation_bytes(model, seq_len, precision, attention, layout, stage=stage)
         whole = _tokens(layout, seq_len) * precision.activations * model.hidden
         exchanged = _WHOLE_SEQUENCES * whole if layout.sequence_parallel and layout.tensor > 1 else 0
         estimates.append(replace(states, activations=activations, exchanged=exchanged, stage=stage.number))
@@ -334,7 +335,7 @@ def _estimate_states(
         optimizer=state_bytes(OPTIMIZER, precision.optimizer),
         activations=0,
         cast=copies,
-        gathered=ceil(scale * _gathered_bytes(model, precision, parameters)) if is_gathered else 0,
+        gathered=ceil(scale * _gathered_bytes(model, layout, precision, parameters)) if is_gathered else 0,
         buckets=state_bytes(GRADIENTS, precision.gradients) if has_ddp else 0,
         # torch's foreach optimizers make one tensor of each gradient's size
         stepping=state_bytes(GRADIENTS, precision.gradients),
@@ -342,16 +343,21 @@ def _estimate_states(
     )
 
 
-def _gathered_bytes(model: Transformer, precision: StateBytes, parameters: _ParametersPerGpu) -> float:
+def _gathered_bytes(
+    model: Transformer, layout: ParallelLayout, precision: StateBytes, parameters: _ParametersPerGpu
+) -> float:
     """Bytes of the weights that a rank gathers at once, and of the buckets that it sends gradients in.
 
-    FSDP gathers the layer that runs and the next one, beside what is in no layer. DeepSpeed keeps up to 10**9
-    parameters gathered (``stage3_max_live_parameters``), and has a bucket of 5 * 10**8 elements
+    FSDP gathers the layer that runs and the next one, beside what is in no layer. In a pipeline all its weights and
+    gradients are whole during a step (``reshard_after_forward`` in torchtitan/distributed/fsdp.py). DeepSpeed keeps up
+    to 10**9 parameters gathered (``stage3_max_live_parameters``), and has a bucket of 5 * 10**8 elements
     (``reduce_bucket_size``).
     """
     whole = parameters.shared + parameters.routed
     if not precision.is_plain_loop:
         return precision.activations * (min(whole, _MOST_LIVE_PARAMETERS) + _REDUCED_ELEMENTS)
+    if layout.pipeline > 1:
+        return (precision.activations + precision.gradients) * whole
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
     return precision.activations * (tables + _GATHERED_LAYERS * max(0, whole - tables) / model.layers)
 
@@ -373,27 +379,25 @@ def _count_parameters(model: Transformer, layout: ParallelLayout, stage: Stage) 
 def activation_bytes(
     model: Transformer,
     seq_len: int,
-    element_bytes: int,
+    precision: StateBytes,
     attention: Attention,
     layout: ParallelLayout,
     *,
     stage: Stage | None = None,
-    residual_bytes: int | None = None,
-    is_plain_loop: bool = False,
 ) -> int:
     """Bytes of the activations of a GPU on a pipeline stage, by default the first."""
     tokens = _tokens(layout, seq_len)
     stage = stage or find_stage(model, layout)
     layers, in_flight = stage.layers, stage.in_flight
     is_cast_by_fsdp = layout.zero == LAST_STAGE and layout.data * layout.context > 1
-    residual = element_bytes if residual_bytes is None or is_cast_by_fsdp else residual_bytes
-    layer = _layer_bytes(model, seq_len, element_bytes, attention, layout)
-    layer += 2 * (residual - element_bytes) * model.hidden / (layout.tensor if layout.sequence_parallel else 1)
+    residual = precision.activations if precision.residual is None or is_cast_by_fsdp else precision.residual
+    split = layout.tensor if layout.sequence_parallel else 1
+    layer = _layer_bytes(model, seq_len, precision, attention, layout)
+    layer += 2 * (residual - precision.activations) * model.hidden / split
     # The 16-bit logits are gone where nothing but the loss needs them; Megatron-core keeps them.
-    kept_logits = 0 if is_plain_loop or layout.zero == LAST_STAGE else element_bytes
-    head = _head_bytes(model, tokens, element_bytes, layout, kept_logits) if stage.has_output else 0
+    kept_logits = 0 if precision.is_plain_loop or layout.zero == LAST_STAGE else precision.activations
+    head = _head_bytes(model, tokens, precision.activations, layout, kept_logits) if stage.has_output else 0
     if layout.checkpointing is Checkpointing.FULL:
-        split = layout.tensor if layout.sequence_parallel else 1
         layer_inputs = layers * in_flight * residual * model.hidden / split
         # The logits are freed before the first layer is recomputed.
         return ceil(tokens * layer_inputs) + max(ceil(tokens * layer), head)
@@ -405,26 +409,39 @@ def _tokens(layout: ParallelLayout, seq_len: int) -> int:
 
 
 def _layer_bytes(
-    model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: ParallelLayout
+    model: Transformer, seq_len: int, precision: StateBytes, attention: Attention, layout: ParallelLayout
 ) -> float:
-    hidden = model.hidden
+    hidden, element_bytes = model.hidden, precision.activations
+    input_bytes = precision.inputs or element_bytes
     dropout_masks = 2 * hidden if layout.dropout and model.mlp_matrices != GATED_MATRICES else 0
     # The inputs of both norms, of the attention and of the MLP, which tensor parallelism alone does not split.
-    unsplit = 4 * element_bytes * hidden + dropout_masks
+    unsplit = 2 * (element_bytes + input_bytes) * hidden + dropout_masks
     kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
-    split = element_bytes * (model.query_dim + 2 * kv_dim + model.value_dim) + _mlp_bytes(model, element_bytes)
+    split: float = element_bytes * (model.query_dim + 2 * kv_dim + model.value_dim)
+    # What attention keeps is the next input; in 8 bits that is a second tensor.
+    split += (precision.inputs or 0) * model.value_dim
+    is_fused = layout.loss in _FUSED and not precision.is_eager
+    split += _mlp_bytes(model, element_bytes, input_bytes, is_fused=is_fused)
     if attention is Attention.EAGER and layout.checkpointing is not Checkpointing.SELECTIVE:
         split += (2 * element_bytes + 1) * model.heads * seq_len
     return split / layout.tensor + unsplit / (layout.tensor if layout.sequence_parallel else 1)
 
 
-def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
-    tensors = 4 if model.mlp_matrices == GATED_MATRICES else 2
+def _mlp_bytes(model: Transformer, element_bytes: int, input_bytes: int, *, is_fused: bool) -> float:
+    """Bytes of an average layer: of what the activation function reads and makes, and of experts' copies of tokens.
+
+    A fused SwiGLU keeps its two inputs and the product (megatron/core/fusions/fused_bias_swiglu.py). PyTorch's
+    operations keep the function of the gate, too.
+    """
+    tensors = 1 if model.mlp_matrices != GATED_MATRICES else 2 if is_fused else 3
     ffn: float = model.ffn
+    copies = 0.0
     if model.experts:
+        share = model.experts.layers / model.layers
         active_ffn = model.experts.active * model.experts.ffn + model.experts.shared_ffn
-        ffn = (model.ffn * (model.layers - model.experts.layers) + active_ffn * model.experts.layers) / model.layers
-    return element_bytes * tensors * ffn
+        ffn = model.ffn * (1 - share) + active_ffn * share
+        copies = share * model.experts.active * (model.experts.latent or model.hidden)
+    return (element_bytes * tensors + input_bytes) * ffn + input_bytes * copies
 
 
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: ParallelLayout, kept_logits: int) -> int:

@@ -71,7 +71,7 @@ def read_step_times(path: Path) -> MeasuredSteps:
             continue
         source = line.get("source") or path.name
         try:
-            rows.append(_parse_row(line, source))
+            rows.append(parse_row(line, source))
         except (UsageError, ValueError, ZeroDivisionError) as error:
             refused.append((source, f"line {lines.line_num}: {error}"))
     return MeasuredSteps(tuple(rows), tuple(refused))
@@ -109,7 +109,8 @@ def _read_model(line: Mapping[str, str | None]) -> Transformer:
     return require_consistent(model)
 
 
-def _parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
+def parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
+    """Parse a row; UsageError, ValueError or ZeroDivisionError where it contradicts itself."""
     number = partial(_read_number, line)
 
     def text(name: str) -> str:

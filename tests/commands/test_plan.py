@@ -92,7 +92,7 @@ def test_what_fits_is_below_the_memory_and_the_rest_is_not() -> None:
     assert document["fits"]
     assert all(row["fits"] for row in document["fits"])
     assert all(row["tp"] * row["pp"] * row["dp"] == 16 for row in document["fits"])
-    assert [round(100 * row["fit_probability"]) for row in rows(document, checkpointing="full")] == [0, 0, 37, 100]
+    assert [round(100 * row["fit_probability"]) for row in rows(document, checkpointing="full")] == [0, 0, 31, 100]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,11 @@ def test_a_speed_above_the_peak_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("words", "verdict"),
     [
-        (("--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm"), "Fits (probability 94%) with ZeRO 1, "),
-        (("--model", "llama3-8b", "--gpus", 8, "--gpu", "h100-sxm"), "Tight (probability 89%) with ZeRO 1, "),
+        (("--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm"), "Fits (probability 99%) with ZeRO 1, "),
+        (
+            ("--model", "llama3-8b", "--gpus", 8, "--gpu", "h100-sxm", "--seq-len", 12288),
+            "Tight (probability 70%) with ZeRO 1, ",
+        ),
         (("--model", "llama3-70b", "--gpus", 8, "--gpu", "h100-sxm"), "Does not fit: at least "),
         (
             ("--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm", "--zero", 0, "--seq-len", 65536),

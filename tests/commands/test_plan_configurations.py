@@ -20,9 +20,10 @@ GPT = ("plan", "--model", "layers=12,hidden=2048,heads=16,vocab=50304,tied", "--
 TYPED = ("--seq-len", 1024, "--gbs", 64, "--micro-batch", 8, "--tp", 1, "--pp", 1, "--checkpointing", "none")
 
 
-def test_the_layout_that_nvidia_chose_is_the_fastest_and_takes_what_it_measured() -> None:
+def test_the_layout_that_nvidia_chose_is_the_fastest_that_fits_and_takes_what_it_measured() -> None:
     found = answer(*LLAMA)["configurations"]
-    assert [found[0][degree] for degree in ("tp", "pp", "cp", "zero", "micro_batch")] == [4, 4, 2, 1, 1]
+    best = next(one for one in found if one["fit_probability"] >= 0.9)
+    assert [best[degree] for degree in ("tp", "pp", "cp", "zero", "micro_batch")] == [4, 4, 2, 1, 1]
     assert [one["step_s"] for one in found] == sorted(one["step_s"] for one in found)
     (own,) = answer(*LLAMA, *NVIDIA, "--checkpointing", "none")["configurations"]
     assert own["step_s"] == pytest.approx(14.61, rel=0.05)
@@ -48,13 +49,14 @@ def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
         assert sum(one["terms_ns"].values()) == pytest.approx(one["step_s"] * 1e9, abs=1)
     text = ask(*LLAMA, "--tp", 8, "--why").stdout
     title = text.splitlines()[0]
-    assert title.startswith(f"# {found[0]['step_s']:.3g} s a step (")
+    best = next(one for one in found if one["fit_probability"] >= 0.9)
+    assert title.startswith(f"# {best['step_s']:.3g} s a step (")
     assert " with TP 8, " in title
     assert "MFU " in title
     assert "What fits" not in text
     assert "tensor-parallel communication" in text
     assert "NVIDIA/dgxc-benchmarking" in text
-    assert "1T tokens take 164.6 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3
+    assert "1T tokens take 163.9 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3
 
 
 def test_the_title_names_the_fastest_that_surely_fits() -> None:

@@ -9,9 +9,11 @@ from perfscope.analyzers.plan import (
     LAST_STAGE,
     Attention,
     Duration,
+    Loss,
     MemoryEstimate,
     ParallelLayout,
     StateBytes,
+    StatePrecision,
     estimate_memory,
     solve_duration,
 )
@@ -29,6 +31,8 @@ from perfscope.units import format_parameters
 _GPUS_PER_NODE = 8
 #: The fewest tokens of a sequence that a context-parallel rank is given.
 _SHORT_SEQUENCE = 4_096
+#: Software whose loss is that of tensor-parallel ranks, also of one.
+_SHARDED_LOSS = (StatePrecision.MEGATRON, StatePrecision.NANOTRON)
 #: Most layers that stages may lack.
 _OTHER_PLACES = 3
 
@@ -193,6 +197,7 @@ def _make_layout(
     typed = inputs.layout
     micro_batch, context = typed.size("micro_batch"), typed.size("cp")
     data = inputs.gpus // (tensor * pipeline * context)
+    is_split = max(tensor, pipeline, context, typed.size("ep")) > 1
     return ParallelLayout(
         data=data,
         tensor=tensor,
@@ -203,7 +208,7 @@ def _make_layout(
         expert=typed.size("ep"),
         sequence_parallel=typed.sequence_parallel,
         micro_batches=max(1, typed.gbs // (data * micro_batch)) if typed.gbs else None,
-        loss=inputs.memory.loss,
+        loss=inputs.memory.loss or (Loss.SHARDED if is_split or inputs.memory.states in _SHARDED_LOSS else Loss.PLAIN),
         context=context,
         virtual=typed.size("virtual_stages") if pipeline > 1 else 1,
     )

@@ -99,7 +99,13 @@ class MemoryOptions(NamedTuple):
             show_default="fp32 with --dtype fp32 or tf32, else mixed",
         ),
     ] = None
-    loss: Annotated[Loss, _memory(help="Cross-entropy implementation (logits memory).")] = Loss.PLAIN
+    loss: Annotated[
+        Loss | None,
+        _memory(
+            help="Cross-entropy implementation: of logits, and whether SwiGLU is fused.",
+            show_default="sharded where the model is split, and of --states megatron and nanotron; else plain",
+        ),
+    ] = None
 
 
 class StepTimeOptions(NamedTuple):
@@ -180,4 +186,5 @@ class PlanInputs:
 
     def precision(self, dtype: str) -> StateBytes:
         """Bytes per parameter of each state, where matrix products are in a data type."""
-        return state_bytes_of(self.states(dtype), self.memory.optimizer)
+        in_fp8 = dtype.endswith(("fp8", "fp4"))
+        return state_bytes_of(self.states(dtype), self.memory.optimizer, in_fp8=in_fp8)

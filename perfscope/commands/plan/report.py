@@ -291,6 +291,8 @@ def _list_assumptions(plan: TrainingPlan) -> tuple[str, ...]:
     if inputs.layout.micro_batch is None:
         lines.append(f"micro-batch {inputs.layout.size('micro_batch')} (--micro-batch)")
     lines.append(f"{inputs.memory.attention} attention (--attention), {inputs.memory.optimizer} (--optimizer)")
+    if inputs.memory.loss is None:
+        lines.append("where the model is split, Megatron's loss over ranks and fused SwiGLU, else PyTorch's (--loss)")
     if plan.shape_note:
         lines.append(plan.shape_note)
     return (*lines, *plan.peak.assumptions, *plan.choice.notes)

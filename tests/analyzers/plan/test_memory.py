@@ -24,7 +24,6 @@ from perfscope.analyzers.plan import (
     activation_bytes,
     estimate_ends,
     estimate_memory,
-    find_stage,
     solve_duration,
     state_bytes_of,
 )
@@ -33,8 +32,19 @@ from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.renderers.markdown import render_sections
 from perfscope.sources.models.presets import find_preset
-from tests.analyzers.plan.nanotron import errors, find_failures, read_rows, sections
+from tests.analyzers.plan.published import (
+    compare_probabilities,
+    errors,
+    find_failures,
+    fit_probabilities,
+    read_rows,
+    sections,
+    torchtitan_errors,
+)
 from tests.conftest import ROOT
+
+#: Activations of 2 bytes, which stay until the backward pass.
+HALF = state_bytes_of(StatePrecision.MIXED, OptimizerKind.ADAM)
 
 
 def preset(name: str) -> Transformer:
@@ -58,13 +68,13 @@ def test_a_gpt_layer_keeps_what_the_paper_counts(attention: Attention) -> None:
     # A pipeline of one layer a stage with one micro-batch leaves a single layer and no output layer.
     single = {"pipeline": model.layers, "micro_batches": 1, "micro_batch": batch}
     found = {
-        "alone": activation_bytes(model, seq_len, 2, attention, layout(**single)),
-        "tensor": activation_bytes(model, seq_len, 2, attention, layout(**single, tensor=tensor)),
+        "alone": activation_bytes(model, seq_len, HALF, attention, layout(**single)),
+        "tensor": activation_bytes(model, seq_len, HALF, attention, layout(**single, tensor=tensor)),
         "sequence": activation_bytes(
-            model, seq_len, 2, attention, layout(**single, tensor=tensor, sequence_parallel=True)
+            model, seq_len, HALF, attention, layout(**single, tensor=tensor, sequence_parallel=True)
         ),
         "selective": activation_bytes(
-            model, seq_len, 2, attention, layout(**single, tensor=tensor, checkpointing=Checkpointing.SELECTIVE)
+            model, seq_len, HALF, attention, layout(**single, tensor=tensor, checkpointing=Checkpointing.SELECTIVE)
         ),
     }
     assert found["alone"] == pytest.approx(sbh * (34 + scores))
@@ -101,50 +111,6 @@ def test_megatron_cores_own_estimate_is_reproduced() -> None:
     assert memory.activations / (8 * 2) / mebi == pytest.approx(88.0, abs=0.05)  # 8 layers, 2 micro-batches in flight
 
 
-def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> None:
-    model = preset("gpt3-1.3b")._replace(vocabulary=1024)
-    sbh = 2048 * model.hidden
-    kept = {
-        form: activation_bytes(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
-        for form in (Checkpointing.NONE, Checkpointing.FULL)
-    }
-    head = 4 * sbh + 14 * 2048 * 1024 // 8  # the norm, its product, an eighth of the logits
-    assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
-        sbh * 34 * (model.layers - 1) + head - sbh * 2 * model.layers
-    )
-
-
-def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
-    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
-    model = preset("llama3-8b")
-    head = {
-        loss: activation_bytes(model, 8192, 2, Attention.FLASH, layout(loss=loss))
-        - activation_bytes(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
-        for loss in Loss
-    }
-    logits = 8192 * 128256
-    chunk = 14 * logits // 8
-    copies = {Loss.PLAIN: 14, Loss.SHARDED: 10, Loss.COMPILED: 2, Loss.FUSED: 4}
-    assert head == {Loss.CHUNKED: 0, **{loss: count * logits - chunk for loss, count in copies.items()}}
-
-
-@pytest.mark.parametrize(("data", "zero", "has_buckets"), [(1, 0, False), (2, 0, True), (2, 1, True), (2, 2, False)])
-def test_ddp_holds_buckets_of_all_gradients_where_these_are_not_sharded(
-    data: int, zero: int, has_buckets: bool
-) -> None:
-    model = preset("gpt2")
-    precision = state_bytes_of(StatePrecision.AUTOCAST, OptimizerKind.ADAM)
-    found = estimate_memory(
-        model,
-        layout(data=data, zero=zero),
-        parameters=total_parameters(model),
-        seq_len=1024,
-        precision=precision,
-        attention=Attention.FLASH,
-    )
-    assert found.buckets == 4 * total_parameters(model) * has_buckets
-
-
 def test_the_fuller_end_of_a_pipeline_counts() -> None:
     """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
     llama = preset("llama3-8b")
@@ -160,25 +126,38 @@ def test_the_fuller_end_of_a_pipeline_counts() -> None:
         for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
     )
     assert few.activations > 14 * 8192 * 128256
-    assert many.activations == activation_bytes(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+    assert many.activations == activation_bytes(llama, 8192, HALF, Attention.FLASH, layout(pipeline=4, micro_batches=8))
 
 
 def test_interleaving_holds_a_little_more_in_flight() -> None:
     """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
     model = preset("gpt3-13b")
-    plain = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
-    interleaved = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
+    plain = activation_bytes(model, 1024, HALF, Attention.FLASH, layout(pipeline=4))
+    interleaved = activation_bytes(model, 1024, HALF, Attention.FLASH, layout(pipeline=4, virtual=5))
     assert interleaved / plain == pytest.approx(1 + 3 / (4 * 5))
-    few = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
+    few = activation_bytes(model, 1024, HALF, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
     assert few / plain == pytest.approx(2 / 4)
 
 
 def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
-    llama = activation_bytes(preset("llama3-8b"), 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
-    assert llama == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336)
-    mixtral = preset("mixtral-8x7b")
-    visited = activation_bytes(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
-    assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
+    """An expert has its copy of a token. TransformerEngine keeps norms' outputs and the products' inputs in fp8."""
+    single = {"pipeline": 32, "micro_batches": 1}
+    llama, mixtral = preset("llama3-8b"), preset("mixtral-8x7b")
+    rest = 4 * 4096 + 2 * 4096 + 2 * 1024
+    assert activation_bytes(llama, 1, HALF, Attention.FLASH, layout(**single)) == 2 * (rest + 4 * 14336)
+    visited = activation_bytes(mixtral, 1, HALF, Attention.FLASH, layout(**single))
+    assert visited == 2 * (rest + 2 * 4096 + 2 * 4 * 14336)
+    fp8 = state_bytes_of(StatePrecision.MIXED, OptimizerKind.ADAM, in_fp8=True)
+    fused = layout(**single, loss=Loss.SHARDED)
+    assert activation_bytes(llama, 1, HALF, Attention.FLASH, fused) == 2 * (rest + 3 * 14336)
+    assert activation_bytes(llama, 1, fp8, Attention.FLASH, fused) == 2 * rest - 4096 + 5 * 14336
+
+
+def test_published_layouts_that_ran_are_said_to_fit() -> None:
+    """What Megatron-Bridge's recipes offload or recompute in parts is not said to fit (reports/predictions.md)."""
+    least = {"vtrain": 1, "llm-foundry": 0.93, "dgxc": 0.97, "dgxc-experts": 1}
+    for source, found in fit_probabilities().items():
+        assert sum(one >= 0.5 for one in found) / len(found) >= least.get(source, 0.45), source
 
 
 with (ROOT / "fixtures" / "memory" / "peaks.csv").open() as file:
@@ -230,30 +209,31 @@ NANOTRON = read_rows()
 TESTED = [row for row in NANOTRON if row.is_test]
 
 
-def test_nanotrons_memory_is_estimated_on_rows_that_fitted_nothing() -> None:
+def test_published_memory_is_estimated_on_rows_that_fitted_nothing() -> None:
     assert (len(NANOTRON), sum(row.measured is not None for row in NANOTRON)) == (3287, 1758)
     without_tensor = [row for row in TESTED if row.layout.tensor == 1]
-    for rows, worst in ((TESTED, 0.069), (without_tensor, 0.046)):
-        assert median(map(abs, errors(rows))) < worst
-    *_, precision, recall = find_failures(TESTED, 0.9)
-    assert precision > 0.93
-    assert recall > 0.88
+    for found, worst in ((errors(TESTED), 0.069), (errors(without_tensor), 0.046), (torchtitan_errors(), 0.07)):
+        assert median(map(abs, found)) < worst
+    startable = [row for row in TESTED if row.can_start]
+    *_, precision, recall = find_failures(startable, 0.5)
+    assert precision > 0.96
+    assert recall > 0.90
+    for low, high, _, _, share in compare_probabilities(startable):
+        assert low - 0.06 <= share <= high + 0.06
     report = (ROOT / "reports" / "predictions.md").read_text()
     assert render_sections(sections(TESTED), 2) in report
 
 
 def test_stages_of_nanotron_have_equal_costs() -> None:
     """Measured: from one sequence to two 8.1 GiB more, 11 layers with two micro-batches; equal stages are 8 layers."""
+    wanted = (16, 64, 1, 2, 1)
     rows = {
-        row.layout.micro_batch: row
+        row.setup.micro_batch: row
         for row in NANOTRON
-        if (row.model.layers, row.layout.data, row.layout.tensor, row.layout.pipeline) == (16, 64, 1, 2)
-        and row.layout.zero
+        if (row.setup.model.layers, *(getattr(row.setup, axis) for axis in ("data", "tensor", "pipeline", "zero")))
+        == wanted
     }
-    assert {end: find_stage(rows[1].model, rows[1].layout, end, is_balanced=True)[:3] for end in PipelineEnd} == {
-        PipelineEnd.FIRST: (0, 11, 2),
-        PipelineEnd.LAST: (1, 5, 1),
-    }
+    assert [rows[1].stage(end)[:3] for end in PipelineEnd] == [(0, 11, 2), (1, 5, 1)]
     first, second = (rows[size].estimates()[0].total for size in (1, 2))
     assert rows[1].measured
     assert rows[2].measured
