@@ -23,7 +23,7 @@ from perfscope.models.parameter_counts import (
     position_parameters,
     total_parameters,
 )
-from perfscope.models.transformer import GATED_MATRICES, Transformer
+from perfscope.models.transformer import GATED_MATRICES, Mixing, Transformer
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 _SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}
@@ -367,7 +367,8 @@ def _count_parameters(model: Transformer, layout: ParallelLayout, stage: Stage) 
     share = stage.layers / model.layers / layout.tensor
     routed = 0
     if model.experts:
-        weights = model.mlp_matrices * model.hidden * model.experts.ffn + model.experts.vectors
+        width = model.experts.latent or model.hidden
+        weights = model.mlp_matrices * width * model.experts.ffn + model.experts.vectors
         routed = model.experts.layers * model.experts.routed * weights
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
     in_layers = total_parameters(model) - tables - routed
@@ -411,20 +412,41 @@ def _tokens(layout: ParallelLayout, seq_len: int) -> int:
 def _layer_bytes(
     model: Transformer, seq_len: int, precision: StateBytes, attention: Attention, layout: ParallelLayout
 ) -> float:
-    hidden, element_bytes = model.hidden, precision.activations
-    input_bytes = precision.inputs or element_bytes
-    dropout_masks = 2 * hidden if layout.dropout and model.mlp_matrices != GATED_MATRICES else 0
-    # The inputs of both norms, of the attention and of the MLP, which tensor parallelism alone does not split.
-    unsplit = 2 * (element_bytes + input_bytes) * hidden + dropout_masks
-    kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
-    split: float = element_bytes * (model.query_dim + 2 * kv_dim + model.value_dim)
-    # What attention keeps is the next input; in 8 bits that is a second tensor.
-    split += (precision.inputs or 0) * model.value_dim
+    """Bytes of a token in an average layer."""
+    element_bytes, input_bytes = precision.activations, precision.inputs or precision.activations
+    mixing = model.layers - sum(mixer.layers for mixer in model.mixers if mixer.kind is Mixing.NONE)
+    norms = (mixing + model.layers - model.without_mlp) / model.layers
+    # The inputs of norms, of the attention and of the MLP, which tensor parallelism alone does not split.
+    unsplit = norms * (element_bytes + input_bytes) * model.hidden
+    if layout.dropout and model.is_plain_gpt:
+        unsplit += 2 * model.hidden  # masks
+    has_scores = attention is Attention.EAGER and layout.checkpointing is not Checkpointing.SELECTIVE
+    scores = (2 * element_bytes + 1) * model.heads * seq_len if has_scores else 0
     is_fused = layout.loss in _FUSED and not precision.is_eager
+    split = _mixing_bytes(model, precision, scores)
     split += _mlp_bytes(model, element_bytes, input_bytes, is_fused=is_fused)
-    if attention is Attention.EAGER and layout.checkpointing is not Checkpointing.SELECTIVE:
-        split += (2 * element_bytes + 1) * model.heads * seq_len
     return split / layout.tensor + unsplit / (layout.tensor if layout.sequence_parallel else 1)
+
+
+def _mixing_bytes(model: Transformer, precision: StateBytes, scores: int) -> float:
+    """Bytes of an average layer: of its attention or Mamba-2.
+
+    Mamba-2 keeps the inputs of its kernel, the result, which the norm keeps again, and what the norm makes
+    (mamba_ssm/ops/triton/ssd_combined.py, megatron/core/ssm/mamba_mixer.py).
+    """
+    element_bytes, input_bytes = precision.activations, precision.inputs or precision.activations
+    kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
+    # What attention keeps is the next input; in 8 bits that is a second tensor.
+    values = (element_bytes + (precision.inputs or 0)) * model.value_dim
+    attention = element_bytes * (model.query_dim + 2 * kv_dim) + values + scores
+    total = float(attention * model.full_layers)
+    for mixer in model.mixers:
+        if mixer.kind is Mixing.MAMBA:
+            inputs = (mixer.weights - mixer.convolution) / model.hidden - mixer.width
+            total += mixer.layers * (element_bytes * (inputs + 2 * mixer.width) + input_bytes * mixer.width)
+        elif mixer.kind is not Mixing.NONE:
+            total += mixer.layers * attention
+    return total / model.layers
 
 
 def _mlp_bytes(model: Transformer, element_bytes: int, input_bytes: int, *, is_fused: bool) -> float:
@@ -434,14 +456,11 @@ def _mlp_bytes(model: Transformer, element_bytes: int, input_bytes: int, *, is_f
     operations keep the function of the gate, too.
     """
     tensors = 1 if model.mlp_matrices != GATED_MATRICES else 2 if is_fused else 3
-    ffn: float = model.ffn
-    copies = 0.0
+    ffn, copies = model.ffn * model.dense_layers, 0
     if model.experts:
-        share = model.experts.layers / model.layers
-        active_ffn = model.experts.active * model.experts.ffn + model.experts.shared_ffn
-        ffn = model.ffn * (1 - share) + active_ffn * share
-        copies = share * model.experts.active * (model.experts.latent or model.hidden)
-    return (element_bytes * tensors + input_bytes) * ffn + input_bytes * copies
+        ffn += (model.experts.active * model.experts.ffn + model.experts.shared_ffn) * model.experts.layers
+        copies = model.experts.layers * model.experts.active * (model.experts.latent or model.hidden)
+    return ((element_bytes * tensors + input_bytes) * ffn + input_bytes * copies) / model.layers
 
 
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: ParallelLayout, kept_logits: int) -> int:

@@ -33,6 +33,8 @@ _GPUS_PER_NODE = 8
 _SHORT_SEQUENCE = 4_096
 #: Software whose loss is that of tensor-parallel ranks, also of one.
 _SHARDED_LOSS = (StatePrecision.MEGATRON, StatePrecision.NANOTRON)
+#: What layers keep for the backward pass is known of these kinds.
+_KNOWN_LAYERS = {Mixing.WINDOW, Mixing.CHUNK, Mixing.MAMBA, Mixing.NONE}
 #: Most layers that stages may lack.
 _OTHER_PLACES = 3
 
@@ -40,7 +42,7 @@ _OTHER_PLACES = 3
 def check_layout(inputs: PlanInputs, model: Transformer) -> None:
     """Refuse degrees that do not divide what they split, and layers whose activations are not known (UsageError)."""
     layout = inputs.layout
-    unknown = {str(mixer.kind) for mixer in model.mixers} - {Mixing.WINDOW, Mixing.CHUNK}
+    unknown = {str(mixer.kind) for mixer in model.mixers} - _KNOWN_LAYERS
     if unknown:
         kinds = ", ".join(sorted(unknown))
         raise UsageError(f"what layers of {model.name} keep for the backward pass is not known ({kinds})")

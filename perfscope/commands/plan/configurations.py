@@ -18,7 +18,7 @@ from perfscope.commands.plan.report import TIGHT, describe_duration, describe_fi
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.errors import UsageError
 from perfscope.models.hardware import Gpu
-from perfscope.models.transformer import Transformer
+from perfscope.models.transformer import Mixing, Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
 from perfscope.tables.columns import Int64
 from perfscope.tables.step_time import StepSetup
@@ -105,6 +105,8 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     assert gpu is not None
     assert gbs is not None
     assert peak_tflops is not None
+    if any(mixer.kind is Mixing.MAMBA for mixer in shape.mixers):
+        raise UsageError(f"how long {Mixing.MAMBA} takes is not known", hint="without --gbs the memory is estimated")
     if inputs.peak.peak is not None:
         raise UsageError("steps are predicted by the peak of --gpu's datasheet", hint="leave out --peak")
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)

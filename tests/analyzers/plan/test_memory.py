@@ -111,24 +111,6 @@ def test_megatron_cores_own_estimate_is_reproduced() -> None:
     assert memory.activations / (8 * 2) / mebi == pytest.approx(88.0, abs=0.05)  # 8 layers, 2 micro-batches in flight
 
 
-def test_the_fuller_end_of_a_pipeline_counts() -> None:
-    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
-    llama = preset("llama3-8b")
-    few, many = (
-        estimate_memory(
-            llama,
-            layout(pipeline=4, micro_batches=batches, checkpointing=form),
-            parameters=total_parameters(llama),
-            seq_len=8192,
-            precision=state_bytes_of(StatePrecision.MIXED, OptimizerKind.ADAM),
-            attention=Attention.FLASH,
-        )
-        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
-    )
-    assert few.activations > 14 * 8192 * 128256
-    assert many.activations == activation_bytes(llama, 8192, HALF, Attention.FLASH, layout(pipeline=4, micro_batches=8))
-
-
 def test_interleaving_holds_a_little_more_in_flight() -> None:
     """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
     model = preset("gpt3-13b")
