@@ -81,8 +81,7 @@ def test_a_hybrid_that_ran_out_of_memory_is_said_to() -> None:
     Source: skills/nemo-mbridge-perf-activation-recompute/SKILL.md in NVIDIA-NeMo/Megatron-Bridge 067f987.
     """
     words = ("plan", "--model", "nemotron-3-nano", "--gpus", 16, "--gpu", "h100-sxm", "--seq-len", 8192, "--ep", 8)
-    words += ("--zero", 1, "--loss", "compiled")
-    none, full = answer(*words)["memory"]
+    none, full = answer(*words, "--zero", 1, "--loss", "compiled")["memory"]
     assert none["total_bytes"] == pytest.approx(72.9 * 2**30, rel=0.04)
     assert none["fit_probability"] < 0.5
     assert full["fit_probability"] > 0.9
