@@ -169,7 +169,7 @@ def test_a_speed_above_the_peak_is_warned_of() -> None:
     [
         (("--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm"), "Fits (probability 99%) with ZeRO 1, "),
         (
-            ("--model", "llama3-8b", "--gpus", 8, "--gpu", "h100-sxm", "--seq-len", 12288),
+            ("--model", "llama3-8b", "--gpus", 8, "--gpu", "h100-sxm", "--seq-len", 12288, "--zero", 1),
             "Tight (probability 70%) with ZeRO 1, ",
         ),
         (("--model", "llama3-70b", "--gpus", 8, "--gpu", "h100-sxm"), "Does not fit: at least "),

@@ -150,12 +150,13 @@ def describe_fit(plan: TrainingPlan) -> str:
     if plan.peak.gpu is None:
         return "Does it fit? Give --gpu"
     limit = format_bytes(plan.peak.gpu.memory_bytes)
-    for memory in plan.memory:  # from no checkpointing and ZeRO 0 on, so that the first needs least
-        if memory.reserved <= plan.peak.gpu.memory_bytes:
-            probability = memory.fit_probability(plan.peak.gpu.memory_bytes)
-            word = "Fits" if probability >= TIGHT else "Tight"
-            fits = f"{word} (probability {min(0.99, probability):.0%})"
-            return f"{fits} with {_describe_layout(memory)}, {format_bytes(memory.reserved)} of {limit}"
+    bound = plan.peak.gpu.memory_bytes
+    likely = [(memory, memory.fit_probability(bound)) for memory in plan.memory if memory.reserved <= bound]
+    if likely:  # from no checkpointing and ZeRO 0 on, so that the first needs least
+        memory, probability = next((pair for pair in likely if pair[1] >= TIGHT), likely[0])
+        word = "Fits" if probability >= TIGHT else "Tight"
+        fits = f"{word} (probability {min(0.99, probability):.0%})"
+        return f"{fits} with {_describe_layout(memory)}, {format_bytes(memory.reserved)} of {limit}"
     least = min(memory.reserved for memory in plan.memory)
     if not plan.fitting:
         return f"Does not fit: at least {format_bytes(least)}, and a GPU has {limit}"
