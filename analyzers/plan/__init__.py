@@ -19,6 +19,7 @@ from perfscope.constants import S_PER_DAY, S_PER_HOUR, TERA
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import (
     embedding_parameters,
+    expert_split,
     layer_weights,
     position_parameters,
     total_parameters,
@@ -148,8 +149,9 @@ def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind, *, in_fp8: 
 class ParallelLayout:
     """How a model is spread over GPUs.
 
-    The expert degree divides the data-parallel one. Context-parallel ranks have the same weights, so ZeRO shards the
-    states over them, too. ``micro_batch`` is sequences of one forward pass, ``micro_batches`` forward passes of a step.
+    Expert-parallel ranks span those of tensor, context and data parallelism. Context-parallel ranks have the same
+    weights, so ZeRO shards the states over them, too. ``micro_batch`` is sequences of one forward pass,
+    ``micro_batches`` forward passes of a step.
     """
 
     data: int
@@ -320,7 +322,7 @@ def _estimate_states(
         sharded = layout.zero >= _SHARDED_FROM[name]
         replicas = layout.data * layout.context
         dense_ranks = replicas if sharded else 1
-        expert_ranks = max(1, replicas // layout.expert) if sharded else 1
+        expert_ranks = replicas * layout.tensor / expert_split(layout.tensor, layout.expert) if sharded else 1
         local_parameters = parameters.shared / dense_ranks + parameters.routed / expert_ranks
         return ceil(scale * bytes_per_parameter * local_parameters)
 
@@ -364,8 +366,7 @@ def _gathered_bytes(
 
 def _count_parameters(model: Transformer, layout: ParallelLayout, stage: Stage) -> _ParametersPerGpu:
     """Parameters of a GPU of a stage, before ZeRO; tied embeddings are two copies where two stages have them."""
-    share = stage.layers / model.layers / layout.tensor
-    routed = 0
+    share, routed = stage.layers / model.layers, 0
     if model.experts:
         width = model.experts.latent or model.hidden
         weights = model.mlp_matrices * width * model.experts.ffn + model.experts.vectors
@@ -374,7 +375,8 @@ def _count_parameters(model: Transformer, layout: ParallelLayout, stage: Stage) 
     in_layers = total_parameters(model) - tables - routed
     if not (stage.has_embedding and stage.has_output):
         tables = embedding_parameters(model) + (position_parameters(model) if stage.has_embedding else 0)
-    return _ParametersPerGpu(in_layers * share + tables / layout.tensor, routed * share / layout.expert)
+    shared = (in_layers * share + tables) / layout.tensor
+    return _ParametersPerGpu(shared, routed * share / expert_split(layout.tensor, layout.expert))
 
 
 def activation_bytes(

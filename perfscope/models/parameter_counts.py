@@ -71,6 +71,15 @@ def expert_mlp_weights(model: Transformer, routed: int) -> int:
     return ffn + latent + router_weights(model)
 
 
+def expert_split(tensor: int, expert: int) -> int:
+    """GPUs that a layer's experts are spread over, whole as in Megatron-Bridge (expert-tensor-parallel size 1).
+
+    Expert-parallel ranks span those of tensor, context and data parallelism. Without them tensor parallelism splits
+    each expert.
+    """
+    return expert if expert > 1 else tensor
+
+
 def router_weights(model: Transformer) -> int:
     """Weights of one layer's router."""
     return model.hidden * model.experts.routed if model.experts else 0

@@ -40,6 +40,21 @@ def test_layers_that_do_not_divide_are_spread_as_llama_3_405b_was() -> None:
     assert all(one["step_s"] / fastest["step_s"] > 1.05 for one in others if one["pp"] == 64)  # two layers a stage
 
 
+@pytest.mark.parametrize(
+    ("words", "measured"),
+    [
+        (("--gpus", 256, "--gpu", "h100-sxm", "--gbs", 8192, "--pp", 8, "--virtual-stages", 4, "--ep", 32), 78.9),
+        (("--gpus", 64, "--gpu", "gb200", "--gbs", 1024, "--pp", 1, "--ep", 64), 14.72),
+    ],
+)
+def test_experts_spread_over_tensor_ranks_take_what_nvidia_measured(words: tuple[object, ...], measured: float) -> None:
+    """Qwen3 235B in Megatron-Bridge: more expert-parallel ranks than replicas; of four releases the median."""
+    plan = ("plan", "--model", "qwen3-235b-a22b", "--seq-len", 4096, "--dtype", "fp8", "--micro-batch", 1, "--tp", 2)
+    (one,) = answer(*plan, *words, "--zero", 1, "--checkpointing", "none")["configurations"]
+    assert one["ep"] > one["dp"]
+    assert one["step_s"] == pytest.approx(measured, rel=0.1)
+
+
 def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
     found = answer(*LLAMA, "--tp", 8, "--zero", 1)["configurations"]
     assert {(one["tp"], one["zero"]) for one in found} == {(8, 1)}

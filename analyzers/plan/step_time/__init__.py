@@ -17,7 +17,7 @@ import numpy as np
 from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing
 from perfscope.models.hardware import find_gpu
-from perfscope.models.parameter_counts import embedding_parameters, layer_weights
+from perfscope.models.parameter_counts import embedding_parameters, expert_split, layer_weights
 from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.step_time import StepSetup, StepTerms
@@ -79,6 +79,11 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     )
     full, selective = (setup.checkpointing is kind for kind in (Checkpointing.FULL, Checkpointing.SELECTIVE))
     operations = selective and not setup.is_eager  # no attention matrix to recompute: torchtitan's `op`
+    split = expert_split(setup.tensor, setup.expert)
+    stage_shared, stage_routed = _stage_parameters(setup, split)
+    replicas = setup.data * setup.context
+    expert_replicas = replicas * setup.tensor / split
+    stepped = stage_shared / replicas + stage_routed / expert_replicas if setup.zero else stage_shared + stage_routed
     return {
         "tokens": setup.micro_batch * setup.seq_len / setup.context,
         "micro_batches": setup.micro_batches,
@@ -91,10 +96,12 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "activated": activated / model.layers * (model.mlp_matrices - 1),
         "shared_weights": layer_weights(model, 0) / model.layers,
         "routed_weights": (layer_weights(model, active) - layer_weights(model, 0)) / model.layers,
-        "routed_fraction": experts.active * setup.expert / experts.routed if experts else 1,
+        "routed_fraction": experts.active * split / (setup.tensor * experts.routed) if experts else 1,
         "active_experts": active,
         "expert_layers": model.expert_layers / model.layers,
-        "stage_parameters": _stage_parameters(setup),
+        "stage_shared": stage_shared,
+        "stage_routed": stage_routed,
+        "stepped_parameters": stepped,
         "logits": model.vocabulary,
         "tensor": setup.tensor,
         "sequence_split": setup.tensor if setup.sequence_parallel else 1,
@@ -103,6 +110,9 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "data": setup.data,
         "context": setup.context,
         "expert": setup.expert,
+        "expert_split": split,
+        "replicas": replicas,
+        "expert_replicas": expert_replicas,
         "zero": setup.zero,
         "recomputes": full,
         "recomputes_operators": full or operations,
@@ -122,15 +132,15 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     }
 
 
-def _stage_parameters(setup: StepSetup) -> float:
-    """Parameters of one GPU of the stage with the output layer, before ZeRO."""
+def _stage_parameters(setup: StepSetup, split: int) -> tuple[float, float]:
+    """Parameters of one GPU of the stage with the output layer, before ZeRO; and those of its routed experts."""
     model = setup.model
     tables = embedding_parameters(model) * (1 if model.tied or setup.pipeline > 1 else 2)
     routed = 0
     if model.experts:
         routed = layer_weights(model, model.experts.routed) - layer_weights(model, 0)
     stage = -(-model.layers // setup.pipeline) / model.layers
-    return ((layer_weights(model, 0) + routed / setup.expert) * stage + tables) / setup.tensor
+    return (layer_weights(model, 0) * stage + tables) / setup.tensor, routed * stage / split
 
 
 def _collective(c: SimpleNamespace, k: StepConstants, size: Float64, ranks: Float64, stride: Float64) -> Float64:
@@ -143,12 +153,18 @@ def _collective(c: SimpleNamespace, k: StepConstants, size: Float64, ranks: Floa
     return np.asarray((ranks - 1) / ranks * size / rate + latency, np.float64)
 
 
+def _exchange(c: SimpleNamespace, k: StepConstants, size: Float64 | float) -> Float64:
+    """Seconds in which replicas gather or reduce ``size`` bytes of each parameter; experts have fewer replicas."""
+    experts = _collective(c, k, size * c.stage_routed, c.expert_replicas, c.expert_split)
+    return _collective(c, k, size * c.stage_shared, c.replicas, c.tensor) + (c.stage_routed > 0) * experts
+
+
 def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
     """Seconds to send ``size`` bytes of tokens to their experts: once to each rank, and to each node, that has some.
 
     What leaves the node takes the rank's own adapter (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
     """
-    inside = np.clip(c.node_gpus / (c.tensor * c.context), 1, c.expert)
+    inside = np.minimum(c.node_gpus, c.expert)
     nodes = c.expert / inside
 
     def to_others(places: Float64) -> Float64:
@@ -165,9 +181,7 @@ def _share_weights(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float
 
     ZeRO 2 reduces gradients of each micro-batch, ZeRO 3 also gathers weights twice.
     """
-    replicas, stride = c.data * c.context, c.tensor
-    stage = _collective(c, k, _BYTES * c.stage_parameters, replicas, stride)
-    full = _collective(c, k, c.gradient_bytes * c.trained * c.stage_parameters, replicas, stride)
+    stage, full = _exchange(c, k, _BYTES), _exchange(c, k, c.gradient_bytes * c.trained)
     zero = c.zero.astype(int)
     each = np.choose(zero, [0 * stage, 0 * stage, stage, 3 * stage])
     return each, np.choose(zero, [2 * full, full + stage, stage, 0 * stage])
@@ -226,7 +240,6 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     hop = states / c.sequence_split / hop_rate  # there and back while the pipeline fills; interleaving repeats it
     repeated = c.micro_batches * (c.virtual - 1) * (1 - k.overlap) * (c.pipeline > 1)
     hops = 2 * (c.pipeline - 1 + repeated) * hop
-    sharded = np.where(c.zero > 0, c.data * c.context, 1)
     m = c.micro_batches
     per_layer = m * layers
     terms = {
@@ -243,7 +256,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
         "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,
-        "optimizer": c.trained * c.stage_parameters / sharded * counts["optimizer_bytes"] / memory,
+        "optimizer": c.trained * c.stepped_parameters * counts["optimizer_bytes"] / memory,
         "step": np.full_like(m, k.step_s),
     }
     # Of a stage in the mean: what a run's GPUs do, one with another.

@@ -68,8 +68,8 @@ def check_layout(inputs: PlanInputs, model: Transformer) -> None:
     if model.experts is None:
         if expert > 1:
             raise UsageError(f"--ep {expert} is given for a model without experts")
-    elif model.experts.routed % expert or (inputs.gpus // _model_parallel_gpus(inputs)) % expert:
-        raise UsageError(f"{model.experts.routed} experts do not divide over {expert} ranks of each replica (--ep)")
+    elif model.experts.routed % expert or inputs.gpus // pipeline % expert:
+        raise UsageError(f"{model.experts.routed} experts do not divide over {expert} ranks of a stage (--ep)")
 
 
 def _model_parallel_gpus(inputs: PlanInputs) -> int:
@@ -118,8 +118,8 @@ def possible_degrees(inputs: PlanInputs, model: Transformer, context: int) -> It
         key=lambda pair: (pair[0] * pair[1], pair[1]),
     )
     for tensor, pipeline in degrees:
-        divides = not (inputs.gpus % (tensor * pipeline * context) or model.heads % tensor)
-        if divides and _fill_stages(model, pipeline):
+        undivided = inputs.gpus % (tensor * pipeline * context) or inputs.gpus // pipeline % typed.size("ep")
+        if not (undivided or model.heads % tensor) and _fill_stages(model, pipeline):
             yield tensor, pipeline
 
 
@@ -163,7 +163,8 @@ def _spread_batch(
     """
     typed = inputs.layout
     largest = gbs // data if gbs % data == 0 else 0
-    experts = model.experts.routed if model.experts else 1
+    experts, stage_gpus = model.experts.routed if model.experts else 1, inputs.gpus // pipeline
+    spread = [typed.ep] if typed.ep else powers_of_two(min(experts, stage_gpus))
     micro_batches = powers_of_two(largest) if context == 1 else [1]
     for micro_batch in [typed.micro_batch] if typed.micro_batch else micro_batches:
         if largest < micro_batch or largest % micro_batch:
@@ -172,8 +173,8 @@ def _spread_batch(
         in_rounds = pipeline > 1 and largest // micro_batch % pipeline == 0
         stages = range(1, -(-model.layers // pipeline) + 1) if in_rounds else [1]
         for virtual in [typed.virtual_stages] if typed.virtual_stages else stages:
-            for expert in [typed.ep] if typed.ep else powers_of_two(min(experts, data)):
-                if _fill_stages(model, pipeline * virtual) and not (experts % expert or data % expert):
+            for expert in spread if _fill_stages(model, pipeline * virtual) else ():
+                if not (experts % expert or stage_gpus % expert):
                     yield typed._replace(micro_batch=micro_batch, virtual_stages=virtual, ep=expert)
 
 
