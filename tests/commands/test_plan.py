@@ -132,7 +132,9 @@ def test_expert_parallelism_spreads_the_experts_alone() -> None:
     experts = 32 * 8 * 3 * 4096 * 14336
     assert whole - spread == pytest.approx(2 * experts * 7 / 8, rel=1e-6)
     split, across = (answer(*words, "--tp", 4, "--ep", ep)["memory"][0]["weights_bytes"] for ep in (1, 8))
-    assert split - across == pytest.approx(2 * experts * (1 / 4 - 1 / 8), rel=1e-6)  # whole experts on tensor ranks, too
+    assert split - across == pytest.approx(
+        2 * experts * (1 / 4 - 1 / 8), rel=1e-6
+    )  # whole experts on tensor ranks, too
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_experts_spread_over_tensor_ranks_take_what_nvidia_measured(words: tuple
     assert one["step_s"] == pytest.approx(measured, rel=0.1)
 
 
+def test_tensor_parallelism_reaches_as_far_as_the_fast_link() -> None:
+    words = ("plan", "--model", "llama3-405b", "--gpus", 128, "--seq-len", 8192, "--gbs", 128, "--pp", 1)
+    for gpu, most in (("b200-sxm", 8), ("gb200", 64)):
+        assert max(one["tp"] for one in answer(*words, "--gpu", gpu)["configurations"]) == most
+
+
 def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
     found = answer(*LLAMA, "--tp", 8, "--zero", 1)["configurations"]
     assert {(one["tp"], one["zero"]) for one in found} == {(8, 1)}

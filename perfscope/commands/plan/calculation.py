@@ -24,11 +24,12 @@ from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.measures.doubt import UTILISATION_CAUSES, check_share
 from perfscope.models.conventions import Checkpointing
+from perfscope.models.hardware import Gpu
+from perfscope.models.step_constants import find_node
 from perfscope.models.transformer import Mixing, Transformer
 from perfscope.sources.models.presets import find_preset
 from perfscope.units import format_parameters
 
-_GPUS_PER_NODE = 8
 #: The fewest tokens of a sequence that a context-parallel rank is given.
 _SHORT_SEQUENCE = 4_096
 #: Software whose loss is that of tensor-parallel ranks, also of one.
@@ -97,10 +98,10 @@ def typed_layouts(inputs: PlanInputs) -> Iterator[ParallelLayout]:
             yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
 
 
-def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[ParallelLayout]:
+def possible_layouts(inputs: PlanInputs, model: Transformer, gpu: Gpu) -> Iterator[ParallelLayout]:
     """Every layout that the GPUs can be arranged in, the fewest model-parallel GPUs first."""
     typed = inputs.layout
-    for tensor, pipeline in possible_degrees(inputs, model, typed.size("cp")):
+    for tensor, pipeline in possible_degrees(inputs, model, gpu, typed.size("cp")):
         if not _fill_stages(model, pipeline * typed.size("virtual_stages")):
             continue
         for checkpointing in _candidate_checkpointing(inputs):
@@ -108,10 +109,10 @@ def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[Paralle
                 yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
 
 
-def possible_degrees(inputs: PlanInputs, model: Transformer, context: int) -> Iterator[tuple[int, int]]:
-    """Every tensor- and pipeline-parallel size that divides model and GPUs, the smallest products first."""
+def possible_degrees(inputs: PlanInputs, model: Transformer, gpu: Gpu, context: int) -> Iterator[tuple[int, int]]:
+    """Every pipeline-parallel size, and tensor-parallel one in a node, that divides; the smallest products first."""
     typed = inputs.layout
-    tensor_sizes = (typed.tp,) if typed.tp else powers_of_two(_GPUS_PER_NODE)
+    tensor_sizes = (typed.tp,) if typed.tp else powers_of_two(find_node(gpu).gpus)
     pipeline_sizes = (typed.pp,) if typed.pp else range(1, min(model.layers, inputs.gpus) + 1)
     degrees = sorted(
         ((tensor, pipeline) for tensor in tensor_sizes for pipeline in pipeline_sizes),
@@ -136,7 +137,7 @@ def powers_of_two(most: int) -> Sequence[int]:
     return [2**power for power in range(max(1, most).bit_length())]
 
 
-def possible_batches(inputs: PlanInputs, model: Transformer, gbs: int) -> Iterator[ParallelLayout]:
+def possible_batches(inputs: PlanInputs, model: Transformer, gpu: Gpu, gbs: int) -> Iterator[ParallelLayout]:
     """Every layout with each micro-batch, interleaving, context- and expert-parallel size that a batch allows.
 
     Tensor parallelism splits along the sequence, too: that costs no bytes and saves memory.
@@ -144,7 +145,7 @@ def possible_batches(inputs: PlanInputs, model: Transformer, gbs: int) -> Iterat
     typed = inputs.layout._replace(sequence_parallel=True)
     inputs = replace(inputs, layout=typed)
     for context in [typed.cp] if typed.cp else powers_of_two(inputs.seq_len // _SHORT_SEQUENCE):
-        for tensor, pipeline in possible_degrees(inputs, model, context) if inputs.seq_len % context == 0 else ():
+        for tensor, pipeline in possible_degrees(inputs, model, gpu, context) if inputs.seq_len % context == 0 else ():
             data = inputs.gpus // (tensor * pipeline * context)
             for layout in _spread_batch(inputs, model, gbs, data, pipeline, context):
                 for checkpointing in _candidate_checkpointing(inputs):
@@ -349,7 +350,7 @@ def _find_fitting(
     if peak.gpu is None:
         return None
     fitting: dict[tuple[Checkpointing, int], MemoryEstimate] = {}
-    for layout in possible_layouts(inputs, shape):
+    for layout in possible_layouts(inputs, shape, peak.gpu):
         key = (layout.checkpointing, layout.zero)
         if key in fitting:
             continue

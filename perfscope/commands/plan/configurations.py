@@ -112,7 +112,7 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
     calibration = Calibration(measured.rows, measured.ceiling)
     checked = check_each_by_others(measured.rows) if measured.rows else None
-    layouts = list(possible_batches(inputs, shape, gbs))
+    layouts = list(possible_batches(inputs, shape, gpu, gbs))
     estimates = [estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in layouts]
     likely = [(memory, memory.fit_probability(gpu.memory_bytes)) for memory in estimates]
     fitting = [(memory, probability) for memory, probability in likely if probability >= _LIKELY]
