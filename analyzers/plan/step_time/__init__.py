@@ -156,7 +156,8 @@ def _collective(c: SimpleNamespace, k: StepConstants, size: Float64, ranks: Floa
 def _exchange(c: SimpleNamespace, k: StepConstants, size: Float64 | float) -> Float64:
     """Seconds in which replicas gather or reduce ``size`` bytes of each parameter; experts have fewer replicas."""
     experts = _collective(c, k, size * c.stage_routed, c.expert_replicas, c.expert_split)
-    return _collective(c, k, size * c.stage_shared, c.replicas, c.tensor) + (c.stage_routed > 0) * experts
+    shared = _collective(c, k, size * c.stage_shared, c.replicas, c.tensor)
+    return np.asarray(shared + (c.stage_routed > 0) * experts, np.float64)
 
 
 def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:

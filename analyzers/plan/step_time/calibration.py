@@ -45,17 +45,19 @@ class Prediction:
 class Calibration:
     """Measured rows that predictions start from; without any they start from the published stacks.
 
-    No share of a peak is higher than a ``ceiling`` of the same GPU.
+    No share of a peak is higher than a ``ceiling`` of the same GPU. ``stack`` has the constants that all configurations
+    start from; None: each from those of its own stage of ZeRO.
     """
 
     rows: tuple[MeasuredStep, ...] = ()
     ceiling: Ceiling | None = None
+    stack: Stack | None = None
 
     def predict(self, setups: Sequence[StepSetup]) -> Prediction:
         """Predict steps; UsageError where a GPU is unknown or lacks the data type."""
         groups: dict[Stack, list[int]] = {}
         for index, setup in enumerate(setups):
-            groups.setdefault(stack_of(setup), []).append(index)
+            groups.setdefault(self.stack_of(setup), []).append(index)
         terms, error = np.zeros((len(TERMS), len(setups)), np.int64), np.zeros(len(setups))
         for indices in groups.values():
             some = [setups[index] for index in indices]
@@ -63,9 +65,13 @@ class Calibration:
             terms[:, indices] = np.rint(Predictor(some).terms_ns(self.constants(some[0])) * factor)
         return Prediction(terms, error)
 
+    def stack_of(self, setup: StepSetup) -> Stack:
+        """The stack that the prediction of a configuration starts from."""
+        return self.stack or stack_of(setup)
+
     def constants(self, setup: StepSetup) -> StepConstants:
         """The constants for the GPU and the sharding of a configuration."""
-        start = stack_of(setup).constants
+        start = self.stack_of(setup).constants
         gpu = find_gpu(setup.gpu)
         if self.ceiling is not None and lookup_gpu(self.ceiling.device) == gpu:
             start = _limit(start, gpu, self.ceiling)
@@ -73,9 +79,9 @@ class Calibration:
 
     def _correct(self, setups: Sequence[StepSetup]) -> tuple[Float64, Float64]:
         """The factor that the measured rows still ask for at each configuration, and its relative error of 90 %."""
-        stack = stack_of(setups[0])
+        stack = self.stack_of(setups[0])
         if not self.rows:
-            return np.ones(len(setups)), np.full(len(setups), stack.error)
+            return np.ones(len(setups)), np.array([max(stack.error, stack_of(setup).error) for setup in setups])
         measured = [row.setup for row in self.rows]
         left = np.log([row.seconds for row in self.rows]) - np.log(
             Predictor(measured).seconds(self.constants(setups[0]))[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.plan import Attention, MemoryEstimate, ParallelLayout
 from perfscope.analyzers.plan.step_time import BUBBLE, COMMUNICATION, PRODUCTS, TERMS
-from perfscope.analyzers.plan.step_time.calibration import Calibration, stack_of
+from perfscope.analyzers.plan.step_time.calibration import Calibration
 from perfscope.analyzers.plan.step_time.judgement import Errors, check_each_by_others
 from perfscope.commands.plan.calculation import TrainingPlan, estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
@@ -18,6 +18,7 @@ from perfscope.commands.plan.report import TIGHT, describe_duration, describe_fi
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.errors import UsageError
 from perfscope.models.hardware import Gpu
+from perfscope.models.step_constants import find_stack
 from perfscope.models.transformer import Mixing, Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
 from perfscope.tables.columns import Int64
@@ -110,7 +111,8 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     if inputs.peak.peak is not None:
         raise UsageError("steps are predicted by the peak of --gpu's datasheet", hint="leave out --peak")
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
-    calibration = Calibration(measured.rows, measured.ceiling)
+    stack = find_stack(gpu, inputs.layout.zero or 0, has_experts=shape.experts is not None)
+    calibration = Calibration(measured.rows, measured.ceiling, stack)
     checked = check_each_by_others(measured.rows) if measured.rows else None
     layouts = list(possible_batches(inputs, shape, gpu, gbs))
     estimates = [estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in layouts]
@@ -217,14 +219,13 @@ def _list_section(ranking: Ranking) -> Section:
         none = f"None of {ranking.tried} fits: more GPUs or a larger batch are needed."
         uneven = "None is listed: the replicas would have unequal shares of the batch."
         return Section(_TITLE, notes=(none if ranking.tried else uneven,))
-    used = {stack.name: stack for stack in (stack_of(one.setup) for one in ranking.configurations)}
-    names = " and ".join(used)
-    source = f"Constants: {names}. Other software can take several times as long: calibrate it by a step of its own."
+    stack = ranking.calibration.stack_of(ranking.configurations[0].setup)
+    source = f"Constants: {stack.name}. Other software can take several times as long: calibrate by a step of its own."
     if ranking.calibration.rows:
         rows = format_count(len(ranking.calibration.rows), "measured step")
-        source = f"Calibrated by {rows}, from the constants of {names}. {_compare_measured(ranking.calibration)}"
-    elif not all(stack.is_measured for stack in used.values()):
-        source = f"Not calibrated, so the interval is wide. Constants: {names}, by the ratio of the peaks."
+        source = f"Calibrated by {rows}, from the constants of {stack.name}. {_compare_measured(ranking.calibration)}"
+    elif not stack.is_measured:
+        source = f"Not calibrated, so the interval is wide. Constants: {stack.name}, by the ratio of the peaks."
     notes = [
         f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
         f"The title names the fastest that fits with {TIGHT:.0%} or more, if one does. Tight ones fit with "
@@ -235,6 +236,8 @@ def _list_section(ranking: Ranking) -> Section:
     ]
     if ranking.calibration.ceiling:
         notes.append("No share of a peak is higher than `perfscope doctor --ceiling` measured on the same GPU.")
+    if any(one.setup.zero not in stack.zero for one in ranking.configurations):
+        notes.append("One software ranks all stages of ZeRO. --zero 3 predicts PyTorch's FSDP, which can take longer.")
     if ranking.tokens:
         best = ranking.best
         times = (ranking.tokens / best.setup.tokens * seconds for seconds in (best.seconds, *best.interval))
@@ -253,7 +256,7 @@ def _list_section(ranking: Ranking) -> Section:
 
 def _compare_measured(calibration: Calibration) -> str:
     """How far measured steps are from uncalibrated ones: far off, they may be of another unit or model."""
-    predicted = Calibration().predict([row.setup for row in calibration.rows]).seconds
+    predicted = Calibration(stack=calibration.stack).predict([row.setup for row in calibration.rows]).seconds
     ratio = float(np.median([row.seconds for row in calibration.rows] / predicted))
     doubt = "" if 1 / _DOUBTFUL < ratio < _DOUBTFUL else ": are they seconds, and of this model?"
     return f"They take {ratio:.2g} times what those predict{doubt or '.'}"
@@ -316,7 +319,7 @@ def _why_section(ranking: Ranking) -> Section:
     )
     constants = ranking.calibration.constants(one.setup)
     values = ", ".join(f"{name} {value:.3g}" for name, value in constants._asdict().items())
-    stack = stack_of(one.setup)
+    stack = ranking.calibration.stack_of(one.setup)
     return Section(
         f"Why: the step with {_describe(one)}",
         (Column("Term"), Column("Time (ms)"), Column("Share (%)")),
