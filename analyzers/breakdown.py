@@ -136,11 +136,7 @@ def measure(trace: Trace) -> tuple[RankParts, ...]:
 
 
 def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
-    """Put the devices of all traces in order.
-
-    Raises:
-        NoDevice: No trace holds device events.
-    """
+    """Put the devices of all traces in order; NoDevice where no trace holds device events."""
     ranks = tuple(_join_windows(chain.from_iterable(partials)))
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))

@@ -138,12 +138,7 @@ def measure(trace: Trace) -> tuple[RankBlockingCalls, ...] | None:
 
 
 def analyze(partials: Sequence[tuple[RankBlockingCalls, ...]]) -> Calls:
-    """Put the ranks in order.
-
-    Raises:
-        NoDevice: No trace holds device events in marked steps.
-        MissingInput: No call holds a host up.
-    """
+    """Put the ranks in order; NoDevice without device events in marked steps, MissingInput without such a call."""
     ranks = tuple(
         sorted(chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
     )

@@ -109,11 +109,7 @@ class _Links(defaultdict[int, dict[int, _Link]]):
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> ClockOffsets:
-    """Align every rank to the lowest one.
-
-    Raises:
-        MissingInput: No two ranks made the same collectives.
-    """
+    """Align every rank to the lowest one; MissingInput where no two ranks made the same collectives."""
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     named = {part.rank: part.host for partial in partials for part in partial if part.rank is not None}

@@ -156,11 +156,7 @@ class Cost(Result, frozen=True):
 
 
 def analyze(run: Run) -> Cost:
-    """Compare the steps around and inside the windows, and add up what stalled training.
-
-    Raises:
-        MissingInput: No rank completed a training step.
-    """
+    """Compare the steps around and inside the windows; MissingInput where no rank completed a training step."""
     undisturbed = find_undisturbed(run.steps)
     tables, effect = undisturbed.tables, undisturbed.effect
     if not tables:

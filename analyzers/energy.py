@@ -87,11 +87,7 @@ class Energy(Result, frozen=True):
 
 
 def analyze(run: Run) -> Energy:
-    """Integrate power over the steps of every GPU that a rank trained on.
-
-    Raises:
-        MissingInput: No such GPU was sampled, or none reported its power.
-    """
+    """Integrate power over the steps of every GPU that a rank trained on; MissingInput where none reported it."""
     used = used_gpus(run)
     undisturbed = find_undisturbed(run.steps)
     gpus = tuple(_integrate_steps(gpu, undisturbed) for gpu in used)

@@ -322,20 +322,12 @@ def _divide(total_ns: int, count: int) -> list[int]:
 
 
 def analyze(run: Run) -> Goodput:
-    """The goodput of a run, over the restarts of its launcher.
-
-    Raises:
-        MissingInput: No step was recorded.
-    """
+    """The goodput of a run, over the restarts of its launcher; MissingInput where no step was recorded."""
     return account(find_lives(run))
 
 
 def account(lives: Sequence[Life]) -> Goodput:
-    """Add up the lives of one job.
-
-    Raises:
-        MissingInput: No step was recorded.
-    """
+    """Add up the lives of one job; MissingInput where no step was recorded."""
     lives = begin_after_each_other(lives)
     if not any(len(life.iteration) for life in lives):
         raise MissingInput("no training step was recorded")

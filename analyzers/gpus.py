@@ -105,11 +105,7 @@ class Gpus(ResultList, frozen=True):
 
 
 def analyze(run: Run) -> Gpus:
-    """Summarize every GPU's samples over the training steps.
-
-    Raises:
-        MissingInput: There are no samples between the first and the last step, or no rank could see a GPU.
-    """
+    """Summarize every GPU's samples over the training steps; MissingInput where there are none, or no GPU."""
     visible = [gpu for gpu in require_samples(run) if _is_visible(gpu, run)]
     if not visible:
         raise MissingInput("CUDA_VISIBLE_DEVICES leaves the ranks none of the sampled GPUs")

@@ -241,11 +241,7 @@ def outermost_operators(trace: Trace) -> Bool:
 
 
 def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
-    """Put the ranks in order and add up their operators.
-
-    Raises:
-        MissingInput: A trace holds device events, or none holds operators.
-    """
+    """Add up the operators of the ranks; MissingInput where a trace holds device events, or none operators."""
     if not partials:
         raise MissingInput("the traces contain no operators of the framework")
     if not all(partials):

@@ -176,11 +176,7 @@ def measure(trace: Trace) -> tuple[RankIdle, ...]:
 
 
 def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
-    """Put the devices of all traces in order.
-
-    Raises:
-        NoDevice: No trace holds device events.
-    """
+    """Put the devices of all traces in order; NoDevice where no trace holds device events."""
     ranks = tuple(
         sorted(
             chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device, rank.trace)

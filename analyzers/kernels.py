@@ -152,11 +152,7 @@ def _add(first: dict[str, Times], second: dict[str, Times]) -> dict[str, Times]:
 
 
 def analyze(partials: Sequence[KernelTimes]) -> Kernels:
-    """Put the kernels of all traces in order.
-
-    Raises:
-        NoDevice: No trace holds device events.
-    """
+    """Put the kernels of all traces in order; NoDevice where no trace holds device events."""
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     merged = reduce(merge, partials)

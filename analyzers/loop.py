@@ -246,11 +246,7 @@ class LoopRecord:
 
 
 def record_loop(run: Run) -> LoopRecord:
-    """The record of the slowest rank's loop.
-
-    Raises:
-        MissingInput: No rank completed two steps.
-    """
+    """The record of the slowest rank's loop; MissingInput where no rank completed two steps."""
     last = {ledger.rank: (ledger, steps) for ledger, steps in keep_ledgers(run) if len(steps) > 1}
     if not last:
         raise MissingInput("no rank completed two training steps")
@@ -273,11 +269,7 @@ def record_loop(run: Run) -> LoopRecord:
 
 
 def analyze(run: Run) -> Loop:
-    """The loop of the slowest rank.
-
-    Raises:
-        MissingInput: No rank completed two steps.
-    """
+    """The loop of the slowest rank; MissingInput where no rank completed two steps."""
     record = record_loop(run)
     ledger, steps, pauses = record.ledger, record.steps, record.pauses
     times = {part: int(part_ns.sum()) for part, part_ns in record.times.items()}

@@ -772,11 +772,7 @@ _NO_MARKS = "the traces mark no modules on a GPU: profile with `--modules`"
 
 
 def analyze(partials: Sequence[RankModules]) -> ModuleTree:
-    """Put the ranks in order.
-
-    Raises:
-        NotApplicable: No trace marks modules.
-    """
+    """Put the ranks in order; NotApplicable where no trace marks modules."""
     if not partials:
         raise NotApplicable(_NO_MARKS)
     return ModuleTree(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path))))

@@ -148,11 +148,7 @@ def measure(trace: Trace) -> TracedOperations | None:
 
 
 def analyze(partials: Sequence[TracedOperations]) -> CountedOperations:
-    """Put the ranks together.
-
-    Raises:
-        MissingInput: No trace states shapes.
-    """
+    """Put the ranks together; MissingInput where no trace states shapes."""
     if not any(operations.flops_per_step for operations in partials):
         raise MissingInput(_NO_SHAPES)
     counted = [rank for rank in partials if rank.flops_per_step or rank.not_counted]

@@ -115,11 +115,7 @@ def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:
 
 
 def analyze(partials: Sequence[tuple[OptimizerStep, ...]]) -> OptimizerTime:
-    """Put the ranks in order.
-
-    Raises:
-        NoDevice: No trace shows kernels of an optimizer.
-    """
+    """Put the ranks in order; NoDevice where no trace shows kernels of an optimizer."""
     ranks = tuple(
         sorted(chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
     )

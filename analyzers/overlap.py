@@ -115,11 +115,7 @@ def measure(trace: Trace) -> tuple[AxisOverlap, ...] | None:
 
 
 def analyze(partials: Sequence[tuple[AxisOverlap, ...]]) -> Overlap:
-    """Add up the axes of all traces.
-
-    Raises:
-        MissingInput: No trace holds device events, or none communicates.
-    """
+    """Add up the axes of all traces; MissingInput where no trace holds device events, or none communicates."""
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     axes: dict[str, AxisOverlap] = {}

@@ -147,11 +147,7 @@ class _TimedPipeline(NamedTuple):
 
 
 def analyze(run: Run) -> PipelineSteps:
-    """Average the steady-state steps of every stage.
-
-    Raises:
-        MissingInput: The run has no pipeline, a stage timed nothing, or no step was timed on every stage.
-    """
+    """Average the steady-state steps of every stage; MissingInput where no step was timed on every one."""
     by_rank = of_last_attempts(run.micro_batches)
     if not by_rank:
         raise MissingInput("no pipeline: no rank timed micro-batches")

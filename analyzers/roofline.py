@@ -477,11 +477,7 @@ def _share(work: OperatorWork, ceilings: Ceilings, steps: int, whole_ns: int) ->
 
 
 def analyze(partials: Sequence[RankWork]) -> Roofline:
-    """Put the ranks in order.
-
-    Raises:
-        NoDevice: No trace has device events.
-    """
+    """Put the ranks in order; NoDevice where no trace has device events."""
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     return Roofline(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path))))

@@ -106,21 +106,16 @@ class SaveTimes(Result, frozen=True):
 
 
 def analyze(run: Run) -> SaveTimes:
-    """Summarize the checkpoint saves that the hooks timed in a run.
-
-    Raises:
-        MissingInput: The run saved no checkpoint that a hook timed.
-    """
+    """Summarize the checkpoint saves of a run; MissingInput where the hooks timed none."""
     if run.saves is None:
         raise MissingInput("no checkpoint save was timed")
     return summarize_saves(run.saves)
 
 
 def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
-    """Combine the timings of each checkpoint; ``checkpoint_bytes`` is for saves whose own size is not known.
+    """Combine the timings of each checkpoint; MissingInput where nothing was timed.
 
-    Raises:
-        MissingInput: Nothing was timed.
+    ``checkpoint_bytes`` is for saves whose own size is not known.
     """
     groups = group_by_checkpoint(saves.timings)
     checkpoints = [group for group in groups if not _holds_text_alone(group)]

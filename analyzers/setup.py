@@ -68,11 +68,7 @@ def _describe_optimizer(optimizer: OptimizerRecord) -> str:
 
 
 def analyze(run: Run) -> Setup:
-    """The set-up of a run.
-
-    Raises:
-        MissingInput: No rank recorded one.
-    """
+    """The set-up of a run; MissingInput where no rank recorded one."""
     if not run.setups:
         raise MissingInput("the run did not record how training is set up")
     models, options = {model.rank: model for model in run.models}, {rank.rank: rank.options for rank in run.ranks}

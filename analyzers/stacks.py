@@ -72,11 +72,7 @@ def measure(trace: Trace) -> RankStacks | None:
 
 
 def analyze(partials: Sequence[RankStacks]) -> Stacks:
-    """Put the ranks in order.
-
-    Raises:
-        NotApplicable: No stacks were recorded.
-    """
+    """Put the ranks in order; NotApplicable where no stacks were recorded."""
     if not partials:
         raise NotApplicable("no Python stacks were recorded: `perfscope profile --stack` does")
     return Stacks(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.trace))))

@@ -141,11 +141,7 @@ class StepTimes(Result, frozen=True):
 
 @lru_cache(maxsize=1)  # energy and MFU ask for those of the same run
 def analyze(run: Run) -> StepTimes:
-    """Summarize the steps of every rank.
-
-    Raises:
-        MissingInput: No rank completed a training step.
-    """
+    """Summarize the steps of every rank; MissingInput where no rank completed a training step."""
     undisturbed = find_undisturbed(run.steps)
     tables = undisturbed.tables
     if not tables:

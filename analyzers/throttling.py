@@ -92,11 +92,7 @@ class Throttling(ResultList, frozen=True):
 
 
 def analyze(run: Run) -> Throttling:
-    """Find the throttled steps of each GPU.
-
-    Raises:
-        MissingInput: No GPU that a rank trained on reports why its clock is reduced.
-    """
+    """Find the throttled steps of each GPU; MissingInput where none reports why its clock is reduced."""
     undisturbed = find_undisturbed(run.steps)
     gpus = tuple(_find_throttled_steps(gpu, undisturbed) for gpu in used_gpus(run) if gpu.samples.throttle.count())
     gpus = tuple(gpu for gpu in gpus if gpu.known_steps)

@@ -479,11 +479,7 @@ def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:
 
 
 def analyze(partials: Sequence[tuple[DeviceTimeline, ...]]) -> JobTimeline:
-    """Put the devices of all ranks on one clock; the hosts where no rank has a device.
-
-    Raises:
-        MissingInput: No trace has events of a device, or operators.
-    """
+    """Put all devices, or else all hosts, on one clock; MissingInput without events of a device and operators."""
     tracked = sorted((device for partial in partials for device in partial), key=_place_of)
     devices = [device for device in tracked if device.tracks.device is not None] or tracked
     if not devices:

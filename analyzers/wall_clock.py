@@ -522,11 +522,7 @@ class WallClock(Result, frozen=True):
 
 
 def analyze(run: Run) -> WallClock:
-    """Divide the wall time of every process that completed a step.
-
-    Raises:
-        MissingInput: No rank completed a training step.
-    """
+    """Divide the wall time of every process that completed a step; MissingInput where none did."""
     ledgers = keep_ledgers(run)
     if not ledgers:
         raise MissingInput("no training step was recorded")

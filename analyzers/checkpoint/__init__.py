@@ -531,10 +531,9 @@ def _list_files(checkpoint: Checkpoint) -> Section:
 def check_checkpoint(
     checkpoint: Checkpoint, parameters: int | None = None, per_parameter: BytesPerParameter | None = None
 ) -> CheckpointSizes:
-    """Compare the sizes of a checkpoint's parts with the expected ones, by default those of its contents.
+    """Compare the sizes of a checkpoint's parts with the expected ones; MissingInput where it has no file.
 
-    Raises:
-        MissingInput: The checkpoint has no file.
+    By default those of its contents are expected.
     """
     if not checkpoint.files:
         raise MissingInput("the checkpoint has no file")

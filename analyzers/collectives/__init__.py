@@ -215,11 +215,7 @@ def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
-    """Match the operations of all ranks and add up each kind.
-
-    Raises:
-        MissingInput: No trace holds device events, or none communicates.
-    """
+    """Match the operations of all ranks, and add up each kind; MissingInput where no trace communicates."""
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     groups = calls_of_groups(partials)

@@ -530,8 +530,7 @@ class MemoryUse(Result, frozen=True):
 def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1) -> MemoryUse:
     """Find the peak of each history; ``replicas`` is how many data-parallel ranks hold the same states.
 
-    Raises:
-        NotApplicable: There is no history.
+    NotApplicable where there is no history.
     """
     if not histories:
         raise NotApplicable("no allocator's history was recorded: `perfscope profile --memory` records it on GPUs")
@@ -541,11 +540,7 @@ def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1)
 
 
 def analyze(run: Run) -> MemoryUse:
-    """The peaks of all ranks of a run.
-
-    Raises:
-        NotApplicable: The run has no allocator's history.
-    """
+    """The peaks of all ranks of a run; NotApplicable where the run has no allocator's history."""
     return describe_memory(run.read_memory(), replicas=_count_replicas(run))
 
 

@@ -34,11 +34,7 @@ def measure(trace: Trace) -> RankPasses | None:
 
 
 def analyze(partials: Sequence[RankPasses]) -> PipelineBubble:
-    """Put the traces of a pipeline together.
-
-    Raises:
-        MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
-    """
+    """Put the traces of a pipeline together; MissingInput where there is none, or its ranks are not known."""
     if not partials:
         raise MissingInput("no pipeline: no marked step has transfers between stages or marked micro-batches")
     # As above: runs without a pipeline end before.

@@ -40,10 +40,9 @@ class PipelineRanks(Struct, frozen=True):
 
 
 def find_pipelines(traces: Sequence[RankPasses]) -> list[PipelineRanks]:
-    """Sort ranks into pipelines; those without any trace are left out. Several traces of a rank are windows of one run.
+    """Sort ranks into pipelines, without those that have no trace; MissingInput where the traces show none.
 
-    Raises:
-        MissingInput: The traces do not show which ranks form a pipeline.
+    Several traces of a rank are windows of one run.
     """
     by_rank: dict[int, RankPasses] = {}
     for trace in sorted(traces, key=lambda trace: trace.start_ns):

@@ -230,9 +230,7 @@ class PipelineBubble(StageShares, frozen=True):
 def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
     """Measure every complete step of every pipeline.
 
-    Raises:
-        MissingInput: The traces do not show which ranks form a pipeline, a stage has no trace, no step is complete, or
-            the clocks of hosts are not known well enough.
+    MissingInput where the traces show no pipeline, a stage has none, or the clocks of hosts are not known well enough.
     """
     pipelines = find_pipelines(partials)
     steps: list[BubbleStep] = []

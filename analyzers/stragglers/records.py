@@ -187,11 +187,7 @@ class LateRanks(Result, frozen=True):
 
 
 def analyze(run: Run) -> LateRanks:
-    """Compare the steps of all ranks.
-
-    Raises:
-        MissingInput: There are not two ranks with the same steps.
-    """
+    """Compare the steps of all ranks; MissingInput where there are not two ranks with the same steps."""
     tables = last_attempts(run.steps)
     if len(tables) <= 1:
         raise MissingInput("needs two ranks or more that completed steps")

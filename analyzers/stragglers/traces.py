@@ -385,11 +385,7 @@ class Stragglers(Result, frozen=True):
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
-    """Find which ranks waited, and for which, in the collectives of every group.
-
-    Raises:
-        MissingInput: No two ranks made the same collectives.
-    """
+    """Find which ranks waited, and for which; MissingInput where no two ranks made the same collectives."""
     longest = max((part.span_ns for partial in partials for part in partial), default=None)
     if longest is None:
         raise NoDevice("the traces contain no GPU events")

@@ -317,11 +317,7 @@ def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
 
 
 def analyze(partials: Sequence[tuple[RankGraph, ...]]) -> WhatIf:
-    """Replay a job with the scenarios that make sense for it.
-
-    Raises:
-        MissingInput: No step is marked, or the ranks marked different ones.
-    """
+    """Replay a job with the scenarios that make sense for it; raises as ``answer`` does."""
     return answer(partials, ())
 
 
@@ -331,10 +327,7 @@ def answer(
     """Replay a job with scenarios, or with those that save most where none is named.
 
     ``undisturbed_ns`` is the time of a step that nobody profiled, where known: the host is taken as fast as there.
-
-    Raises:
-        MissingInput: No step is marked, or the ranks marked different ones.
-        UsageError: A scenario does not exist, or names nothing.
+    MissingInput where the ranks marked no step, or different ones; UsageError where a scenario names nothing.
     """
     measured = prepare([graph for partial in partials for graph in partial], undisturbed_ns)
     outlooks: list[Outlook] = []

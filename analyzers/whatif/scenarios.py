@@ -111,8 +111,7 @@ class MeasuredJob(Struct, frozen=True):
 def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> MeasuredJob:
     """Join the graphs of a job's ranks, and replay it as measured, or as fast as a step that nobody profiled.
 
-    Raises:
-        MissingInput: There is no graph, no step is marked, or the ranks marked different ones.
+    MissingInput where there is no graph, or the ranks marked no step, or different ones.
     """
     if not graphs:
         raise MissingInput("no trace joins events of the device with their launches")
