@@ -1,16 +1,18 @@
 """A Hugging Face ``config.json`` as a Transformer.
 
-Biases, norms and the shape of the MLP are written in the modelling code and not in the file. ``FAMILIES`` has them, so
-that counts are those of the model that ``transformers`` builds. Another architecture is refused, and so is an
+Biases, norms and the shape of the MLP are written in the modelling code and not in the file. ``families.toml`` has
+them, so that counts are those of the model that ``transformers`` builds. Another architecture is refused, and so is an
 unsupported part: a wrong guess about the MLP alone would change the FLOPs by a fifth.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -107,122 +109,14 @@ class Family(NamedTuple):
     defaults: Mapping[str, int] = MappingProxyType({})
 
 
-def _biases(key: str, *, default: bool) -> dict[str, Any]:
-    return dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), (key, default))
-
-
-#: Flags that several architectures share.
-_ATTENTION: dict[str, Any] = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
-_MLP_BIAS = ("mlp_bias", False)
-_PLAIN: dict[str, Any] = {"gated": False, "norm_vectors": 2}
-_GPT2 = Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0)
-_LLAMA = Family(**_ATTENTION, mlp_bias=_MLP_BIAS)
-_DEEPSEEK = Family(mixture=True)
-_WINDOW = MappingProxyType({"sliding_window": 4096})
-_NO_WINDOW = MappingProxyType({"use_sliding_window": False, "max_window_layers": 28})
-
-FAMILIES: Mapping[str, Family] = {
-    "gpt2": _GPT2,
-    "gpt_neo": Family(
-        **_PLAIN,
-        out_bias=True,
-        mlp_bias=True,
-        tied=True,
-        positions=0,
-        full_every=2,
-        defaults=MappingProxyType({"sliding_window": 256}),
-    ),
-    "gpt_neox": Family(**_PLAIN, qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=True),
-    "gptj": Family(**_PLAIN, norms=1, mlp_bias=True, head_bias=True),
-    "opt": Family(
-        **_PLAIN,
-        **_biases("enable_bias", default=True),
-        tied=True,
-        positions=2,
-    ),
-    "bloom": Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, other_norms=2),
-    "llama": _LLAMA,
-    "mistral": Family(defaults=_WINDOW),
-    "smollm3": Family(**_ATTENTION, mlp_bias=_MLP_BIAS, tied=True, defaults=_NO_WINDOW),
-    "granite": _LLAMA,
-    "phi": Family(**_PLAIN, norms=1, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True),
-    "phi3": Family(),
-    "starcoder2": Family(**_PLAIN, **_biases("use_bias", default=True), tied=True),
-    "nemotron": Family(**_PLAIN, **_ATTENTION, mlp_bias=_MLP_BIAS),
-    "olmo": Family(norm_vectors=0, **_ATTENTION),
-    "olmo2": Family(**_ATTENTION, qk_norm="full"),
-    "cohere": Family(norms=1, **_ATTENTION, tied=True, qk_norm="full", has_qk_norm=("use_qk_norm", False)),
-    "gemma": Family(**_ATTENTION, tied=True, head_dim=256, is_swiglu=False),
-    "gemma2": Family(norms=4, **_ATTENTION, tied=True, head_dim=256, full_every=2, is_swiglu=False, defaults=_WINDOW),
-    "gemma3_text": Family(
-        norms=4,
-        **_ATTENTION,
-        tied=True,
-        qk_norm="head",
-        head_dim=256,
-        full_every=6,
-        is_swiglu=False,
-        defaults=MappingProxyType(
-            {**_WINDOW, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208}
-        ),
-    ),
-    "qwen2": Family(qkv_bias=True, defaults=_NO_WINDOW),
-    "qwen3": Family(**_ATTENTION, qk_norm="head", head_dim=128, defaults=_NO_WINDOW),
-    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True, defaults=_NO_WINDOW),
-    "qwen3_moe": Family(**_ATTENTION, qk_norm="head", mixture=True, defaults=_NO_WINDOW),
-    "mixtral": Family(mixture=True),
-    "arcee": Family(gated=False, **_ATTENTION, mlp_bias=_MLP_BIAS),
-    "cohere2": Family(norms=1, **_ATTENTION, tied=True, full_every=4, defaults=_WINDOW),
-    "dots1": Family(**_ATTENTION, qk_norm="head", mixture=True, defaults=_NO_WINDOW),
-    "ernie4_5": Family(
-        **_biases("use_bias", default=False),
-        tied=True,
-        head_dim=128,
-    ),
-    "exaone4": Family(qk_norm="head", full_every=4, defaults=_WINDOW),
-    "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
-    "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
-    "glm4_moe": Family(
-        qkv_bias=("attention_bias", False), mixture=True, qk_norm="head", has_qk_norm=("use_qk_norm", False)
-    ),
-    "granitemoe": Family(**_ATTENTION, mixture=True),
-    "hunyuan_v1_dense": Family(**_ATTENTION, qk_norm="head"),
-    "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False), head_dim=128),
-    "minimax_m2": Family(qk_norm="full", mixture=True, head_dim=128),
-    "ministral": Family(defaults=_WINDOW),
-    "ministral3": Family(head_dim=128),
-    "olmo3": Family(**_ATTENTION, qk_norm="full", full_every=4, defaults=_WINDOW),
-    "phimoe": Family(norm_vectors=2, **_ATTENTION, mixture=True, head_bias=("lm_head_bias", False)),
-    "seed_oss": Family(
-        qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False), mlp_bias=_MLP_BIAS, head_dim=128
-    ),
-    "olmoe": Family(**_ATTENTION, qk_norm="full", mixture=True),
-    "gpt_oss": Family(
-        qkv_bias=("attention_bias", True),
-        out_bias=("attention_bias", True),
-        mixture=True,
-        head_dim=64,
-        full_every=2,
-        is_swiglu=False,
-        defaults=MappingProxyType({"sliding_window": 128}),
-    ),
-    "llama4_text": Family(
-        **_ATTENTION,
-        mixture=True,
-        head_dim=128,
-        has_qk_norm=("use_qk_norm", True),
-        kinds=("chunked_attention",),
-        full_every=4,
-    ),
-    "qwen3_next": Family(
-        **_ATTENTION, mixture=True, qk_norm="head", head_dim=256, kinds=("linear_attention",), full_every=4
-    ),
-    "nemotron_h": Family(gated=False, norms=1, mixture=True, head_dim=128, kinds=("linear_attention", *ALONE)),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "kimi_k2": _DEEPSEEK,
-    "deepseek_v4": Family(mixture=True, kinds=tuple(_COMPRESSED.values())),
-}
+@cache
+def families() -> Mapping[str, Family]:
+    """Every architecture that is known, by its ``model_type``, from ``families.toml``."""
+    entries = tomllib.loads(files("perfscope.models").joinpath("families.toml").read_text("utf-8"))
+    return {
+        name: Family(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        for name, entry in entries.items()
+    }
 
 
 def is_config_file(path: Path) -> bool:
@@ -261,7 +155,7 @@ def text_config(config: Config) -> Config:
     Whether embeddings are tied can be stated beside it.
     """
     text = config.get("text_config")
-    if not (isinstance(text, Mapping) and text.get("model_type") in FAMILIES):
+    if not (isinstance(text, Mapping) and text.get("model_type") in families()):
         return config
     return {key: config[key] for key in ("tie_word_embeddings",) if key in config} | dict(text)
 
@@ -320,8 +214,8 @@ def _to_transformer(config: Config, name: str) -> Transformer:
 
 def _family(config: Config, name: str) -> Family:
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        return FAMILIES[str(model_type)]
+    if isinstance(model_type, str) and model_type in families():
+        return families()[model_type]
     parts = [key for key in _OTHER_PARTS if isinstance(config.get(key), Mapping)]
     if parts:
         problem = f"{name}: {', '.join(parts)} of {model_type!r} is not supported, only plain decoders are"
@@ -331,7 +225,7 @@ def _family(config: Config, name: str) -> Family:
         problem = f"{name}: what a layer of the architecture {model_type!r} is made of is not known"
     raise UsageError(
         problem,
-        hint=f"known: {', '.join(sorted(FAMILIES))}; or --model layers=32,hidden=4096,heads=32,vocab=32000",
+        hint=f"known: {', '.join(sorted(families()))}; or --model layers=32,hidden=4096,heads=32,vocab=32000",
     )
 
 

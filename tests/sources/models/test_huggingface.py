@@ -12,7 +12,7 @@ import pytest
 from perfscope.analyzers.tflops.per_token import megatron_core
 from perfscope.errors import UsageError
 from perfscope.models.parameter_counts import active_parameters, total_parameters
-from perfscope.sources.models.huggingface import FAMILIES, to_transformer
+from perfscope.sources.models.huggingface import families, to_transformer
 from tests.analyzers.tflops.making import answer, refused
 
 STEP = ("--gbs", 1, "--time", 1)
@@ -191,7 +191,7 @@ def test_a_config_json_gives_the_parameters_that_transformers_builds(
 
 
 def test_every_architecture_is_held_to_transformers_by_a_case() -> None:
-    assert {kind for kind, _, _ in BUILT_BY_TRANSFORMERS} == set(FAMILIES)
+    assert {kind for kind, _, _ in BUILT_BY_TRANSFORMERS} == set(families())
 
 
 def test_a_folder_counts_before_the_name_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
