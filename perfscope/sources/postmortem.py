@@ -21,7 +21,7 @@ from perfscope.errors import SourceError
 from perfscope.files import read_regular
 from perfscope.sources.pickles import LARGEST_PICKLE, MOST_DIMENSIONS, PickleDamage, PlainUnpickler
 from perfscope.sources.runs.folder import is_run
-from perfscope.sources.runs.records import read_rank_record, read_records
+from perfscope.sources.runs.records import read_object, read_rank_record, read_records
 from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.tables.postmortem import (
     CodeLine,
@@ -269,7 +269,7 @@ def _read_dumps(folder: Path) -> PostMortem:
 
 def _read_run(run: Path) -> PostMortem:
     damage: list[str] = []
-    description = _read_json(run / wire.RUN_FILE)
+    description = read_object(run / wire.RUN_FILE) or {}
     deaths, errors = _read_deaths(run / incidents.DEATHS_FOLDER)
     folders = _latest_folders(run / wire.RANKS_FOLDER)
     ranks, world_size, devices = {}, 0, dict[str, list[int]]()
@@ -409,14 +409,6 @@ def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
                 continue  # the disk was full, or the process is still writing
             if isinstance(fields, dict):
                 yield fields
-
-
-def _read_json(path: Path) -> Mapping[str, object]:
-    try:
-        fields = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _read_text(path: Path) -> str:

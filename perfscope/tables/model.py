@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from perfscope.models.transformer import Latent, Transformer
+from perfscope.wire.model import PrecisionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,6 @@ class Weight:
     def elements(self) -> int:
         """Elements that this rank counts, of all of them."""
         return self.count * prod(self.shape) // self.parts
-
-
-@dataclass(frozen=True, slots=True)
-class PrecisionSigns:
-    """What a rank shows of the data type that it multiplies in; see ``perfscope.wire.model.PrecisionRecord``."""
-
-    products: Mapping[str, int] = field(default_factory=dict)
-    autocast: str | None = None
-    policy: str | None = None
-    engine: str | None = None
-    fp8: str | None = None
-    float32: str | None = None
 
 
 class StatedDimensions(NamedTuple):
@@ -89,7 +77,7 @@ class Model:
     weights: tuple[Weight, ...]
     transformer: Transformer | None
     no_transformer: str
-    signs: PrecisionSigns
+    signs: PrecisionRecord
     checkpointing: str | None
     weights_dtype: str | None = None
     zero_stage: int | None = None

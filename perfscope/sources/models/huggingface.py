@@ -112,11 +112,11 @@ class Family(NamedTuple):
 @cache
 def families() -> Mapping[str, Family]:
     """Every architecture that is known, by its ``model_type``, from ``families.toml``."""
-    entries = tomllib.loads(files("perfscope.models").joinpath("families.toml").read_text("utf-8"))
-    return {
-        name: Family(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
-        for name, entry in entries.items()
-    }
+    found = {}
+    for name, entry in tomllib.loads(files("perfscope.models").joinpath("families.toml").read_text("utf-8")).items():
+        stated: Config = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+        found[name] = Family(**stated)
+    return found
 
 
 def is_config_file(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from perfscope import wire
@@ -13,7 +14,7 @@ from perfscope.sources.models.config_fields import read_stated
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
 from perfscope.sources.runs.records import DAMAGE, read_record
-from perfscope.tables.model import Model, PrecisionSigns, Weight
+from perfscope.tables.model import Model, Weight
 from perfscope.wire.model import FP4_LAYERS, ModelRecord, PrecisionRecord
 
 #: Modules around a layer that is recomputed, compiled or sharded; often only some layers have them.
@@ -58,19 +59,17 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
     )
 
 
-def _signs(record: ModelRecord) -> PrecisionSigns:
+def _signs(record: ModelRecord) -> PrecisionRecord:
     """The signs that were recorded, and those in Megatron's arguments, which are in the configuration."""
     seen = record.precision or PrecisionRecord()
     arguments = record.config if "padded_vocab_size" in record.config else {}
     stated = next((dtype for dtype in _SIXTEEN_BIT if arguments.get(dtype) is True), None)
-    return PrecisionSigns(
-        products=seen.products,
+    return replace(
+        seen,
         # Older versions wrote what products of fp32 parameters would be in, whatever they were cast to.
         autocast=seen.autocast or (record.compute_dtype if record.compute_dtype in _SIXTEEN_BIT else None),
-        policy=seen.policy,
         engine=seen.engine or stated,
         fp8=seen.fp8 or next((name for option, name in _MEGATRON_LAYERS.items() if arguments.get(option)), None),
-        float32=seen.float32,
     )
 
 

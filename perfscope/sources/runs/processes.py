@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.files import read_regular
-from perfscope.sources.runs.records import read_rank_record
+from perfscope.sources.runs.records import read_object, read_rank_record
 from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.wire.records import RankRecord
 
@@ -52,11 +50,8 @@ def read_rank_process(folder: Path) -> RankProcess | None:
 
 def read_description(path: Path) -> RunDescription | None:
     """Read a run.json; None where the file is missing or damaged."""
-    try:
-        document = json.loads(read_regular(path))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(document, dict) or not document:
+    document = read_object(path)
+    if not document:
         return None
     run_id, host, started_ns = (document.get(key) for key in ("run_id", "host", "started_ns"))
     return RunDescription(

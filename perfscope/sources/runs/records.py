@@ -5,6 +5,7 @@ Hooks write full lines, but a killed process or a full disk can leave half a lin
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,15 @@ def read_record(path: Path, kind: type[_Record]) -> _Record:
     content = read_regular(path)
     require_possible(content)
     return msgspec.json.decode(content, type=kind)
+
+
+def read_object(path: Path) -> dict[str, object] | None:
+    """The JSON object in a file, empty where it holds something else; None where it is missing or damaged."""
+    try:
+        value = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else {}
 
 
 def require_possible(content: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,6 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.files import read_regular
 from perfscope.sources.memory import find_histories, read_histories
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
@@ -23,6 +21,7 @@ from perfscope.sources.runs.records import (
     DAMAGE,
     decode_event,
     decode_micro_batch,
+    read_object,
     read_rank_record,
     read_record,
     read_records,
@@ -252,9 +251,7 @@ def _read_object(path: Path, damage: list[str]) -> dict[str, object]:
     if not path.is_file():
         damage.append(f"{path.name} is missing")
         return {}
-    try:
-        fields = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
+    fields = read_object(path)
+    if fields is None:
         damage.append(f"{path} is not complete JSON")
-        return {}
-    return fields if isinstance(fields, dict) else {}
+    return fields or {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = ("source", "window")
 _FLAGS = ("skipped", "draining")
+#: Numbers that every step has, or that are no column of ``Steps``.
+_OF_STEPS = ("step", "end_ns", "launcher_delay_ns")
 #: A step is long where it takes longer than the unread ones before it by more than this part of their mean.
 _LONG_SHARE = 1 / 8
 
@@ -126,34 +129,19 @@ def to_steps(rank: int, attempt: int, records: Sequence[StepRecord] | StepColumn
         own_ns = np.ma.getdata(wall_ns) + np.ma.filled(no_grad_ns, 0)
         wall_ns = np.ma.MaskedArray(own_ns, mask=np.ma.getmaskarray(wall_ns))
         no_grad_ns = columns.number("")
+    others: dict[str, Any] = {name: columns.number(name) for name in _NUMBERS if name not in _OF_STEPS}
+    others |= {**columns.texts, **columns.flags, "wall_ns": wall_ns, "no_grad_ns": no_grad_ns}
     return Steps(
         rank=rank,
         attempt=attempt,
         step=step,
         end_ns=columns.whole("end_ns"),
-        wall_ns=wall_ns,
-        source=columns.texts["source"],
-        window=columns.texts["window"],
-        skipped=columns.flags["skipped"],
-        micro_batches=columns.number("micro_batches"),
-        samples=columns.number("samples"),
-        tokens=columns.number("tokens"),
-        global_samples=columns.number("global_samples"),
-        data_wait_ns=columns.number("data_wait_ns"),
-        save_ns=columns.number("save_ns"),
-        draining=columns.flags["draining"],
         stalled_elsewhere=np.zeros(columns.rows, np.bool_),
-        no_grad_ns=no_grad_ns,
-        gap_ns=columns.number("gap_ns"),
         compile_ns=_span_ns(columns, wire.COMPILATION),
         garbage_ns=_span_ns(columns, wire.GARBAGE),
-        hook_ns=columns.number("hook_ns"),
-        memory_peak_bytes=columns.number("memory_peak_bytes"),
-        alloc_retries=columns.number("alloc_retries"),
-        device_allocs=columns.number("device_allocs"),
         host=to_host_times(columns),
-        iteration=columns.number("iteration"),
         probes=columns.probes,
+        **others,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from msgspec.structs import replace
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.files import read_text
 from perfscope.sources.memory import find_histories, read_histories
+from perfscope.sources.runs.records import read_object
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.stores.location import is_url, join
 from perfscope.sources.stores.reading import copy_stored, list_below
@@ -53,10 +52,7 @@ def read_run_at(location: str, read: Callable[[Path], Run] = read_run) -> Run:
 
 
 def read_versions_at(location: str) -> dict[str, str]:
-    """The versions of a run's software under their usual names, the libraries of training first.
-
-    Raises SourceError: it has no ``run.json``.
-    """
+    """The versions of a run's software under their usual names, the libraries of training first."""
     if not is_url(location):
         return _read_versions(Path(location))
     with _copied(location, _is_read) as (folder, _):
@@ -64,14 +60,14 @@ def read_versions_at(location: str) -> dict[str, str]:
 
 
 def _read_versions(run: Path) -> dict[str, str]:
-    stated = _read_object(run / wire.RUN_FILE)
+    stated = read_object(run / wire.RUN_FILE) or {}
     facts = {name: _lines(stated.get(key)) for key, name in _FACTS.items()}
     by_name = {name: value for name, value in facts.items() if value}
     environment = _as_dict(stated.get("environment"))
     versions = {name: environment[key] for key, name in _IMAGE_VERSIONS.items() if key in environment}
     versions |= _as_dict(stated.get("versions"))
     for file in sorted((run / wire.RANKS_FOLDER).glob(f"*/{wire.RANK_FILE}"))[:1]:
-        torch = _read_object(file).get("torch")  # with the CUDA that it was built for
+        torch = (read_object(file) or {}).get("torch")  # with the CUDA that it was built for
         versions |= {"torch": torch} if isinstance(torch, str) else {}
     found = {_usual_name(package): str(version) for package, version in versions.items()}
     libraries = [name for _, library in _LIBRARIES for name in (library, f"{library} of the image") if name in found]
@@ -89,13 +85,6 @@ def _lines(text: object) -> str:
 
 def _as_dict(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
-
-
-def _read_object(file: Path) -> dict[str, object]:
-    try:
-        return _as_dict(json.loads(read_text(file)))
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _read_memory(location: str) -> tuple[AllocatorHistory, ...]:

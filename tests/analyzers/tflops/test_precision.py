@@ -15,7 +15,7 @@ from perfscope.models.hardware import find_gpu
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED, product_precision
-from perfscope.tables.model import Model, PrecisionSigns
+from perfscope.tables.model import Model
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from perfscope.wire.model import PrecisionRecord
 from tests.analyzers.test_mfu import run_folder
@@ -85,7 +85,7 @@ def operations(
 
 
 def model(rank: int = 0, weights: str | None = "fp32", **signs: Any) -> Model:
-    return Model(rank, "Net", 1, 1, (), None, "", PrecisionSigns(**signs), None, weights_dtype=weights)
+    return Model(rank, "Net", 1, 1, (), None, "", PrecisionRecord(**signs), None, weights_dtype=weights)
 
 
 def test_the_peak_of_a_mixture_is_the_rate_at_the_peaks() -> None:

@@ -12,8 +12,9 @@ from perfscope.analyzers.tflops.per_token import megatron_core
 from perfscope.analyzers.tflops.trained_run import find_trained_model
 from perfscope.errors import MissingInput
 from perfscope.sources.models.config_fields import read_stated
-from perfscope.tables.model import Model, PrecisionSigns, Weight
+from perfscope.tables.model import Model, Weight
 from perfscope.tables.run import Rank, Run
+from perfscope.wire.model import PrecisionRecord
 
 HIDDEN, FFN, EXPERTS = 64, 128, 8
 MIXTURE = {"num_moe_experts": EXPERTS, "moe_router_topk": 2}
@@ -55,7 +56,7 @@ def run_of(
     ]
     sizes = [sum(weight.elements for weight in part) for part in parts]
     models = [
-        Model(rank, "Gpt", size, size, tuple(part), None, "", PrecisionSigns(), None, stated=read_stated(config or {}))
+        Model(rank, "Gpt", size, size, tuple(part), None, "", PrecisionRecord(), None, stated=read_stated(config or {}))
         for rank, (part, size) in enumerate(zip(parts, sizes, strict=True))
     ]
     return Run("RUN", (), None, tuple(ranks), (), (), (), models=tuple(models))
