@@ -43,7 +43,7 @@ _PLACES = tuple(msgspec.msgpack.encode(f"\0trace {number}\0") for number in rang
 _IN_SENTENCES = "\0trace\0"
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: What partials depend on.
-_CODE = ("analyzers", "engine", "sources", "tables")
+_CODE = ("analyzers/**/*.py", "engine/*.py", "models/kernels.toml", "sources/**/*.py", "tables/*.py")
 
 
 def storable(recorded: Collection[str]) -> frozenset[str]:
@@ -185,7 +185,7 @@ def paths_of(files: TraceFiles) -> tuple[str, ...]:
 def fingerprint() -> str:
     """A hash of the code that partials depend on, the same on every host that has this version."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in _CODE for path in (_PACKAGE / folder).rglob("*.py")):
+    for path in sorted(path for pattern in _CODE for path in _PACKAGE.glob(pattern)):
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -7,17 +7,15 @@ A peak belongs to one GPU and one data type. It is never guessed: an unknown GPU
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfscope.constants import GB
 from perfscope.errors import UsageError
+from perfscope.models.data_files import read_data
 
 SPARSITY_GAIN = 2.0
-_FILE = Path(__file__).with_name("hardware.toml")
 _COUNT_FIRST = re.compile(r"\s*(\d{1,6})(?:\s*[x\u00d7]\s*|\s+)(?=[^\W\d])", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(?:[\s-]+x|\u00d7)\s*(\d{1,6})\s*$", re.IGNORECASE)
 _IN_SERVER = re.compile(r"(?:x|[-_ ])(\d{1,2})x?(?=[A-Za-z])([A-Za-z][\w -]*?)(?:_\d+W)?$")
@@ -68,7 +66,7 @@ class Gpu(NamedTuple):
     def peak_tflops(self, dtype: str) -> float:
         """The dense peak in one data type; UsageError where the GPU has none."""
         if dtype not in self.dense_tflops:
-            needed = _document()["needs"].get(dtype)
+            needed = read_data("hardware")["needs"].get(dtype)
             reason = f": its products need {needed}" if needed else ""
             raise UsageError(
                 f"{self.name} has no peak in {dtype}{reason}", hint=f"it has one in {', '.join(self.dense_tflops)}"
@@ -88,14 +86,9 @@ class Gpu(NamedTuple):
 
 
 @cache
-def _document() -> dict[str, Any]:
-    return tomllib.loads(_FILE.read_text("utf-8"))
-
-
-@cache
 def gpus() -> tuple[Gpu, ...]:
     """Read every GPU of ``hardware.toml``, in its order."""
-    return tuple(map(_parse_entry, _document()["gpu"]))
+    return tuple(map(_parse_entry, read_data("hardware")["gpu"]))
 
 
 def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
@@ -192,7 +185,7 @@ def list_gpu_names() -> str:
 
 def resolve_family(name: str) -> str | None:
     """The GPU that a family's name, such as ``h100``, stands for; None for the name of a single GPU."""
-    families: dict[str, str] = _document()["family"]
+    families: dict[str, str] = read_data("hardware")["family"]
     return families.get(_normalize(name))
 
 
@@ -239,4 +232,4 @@ def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
 
 def _normalize(name: str) -> str:
     words = re.split(r"[\s_()-]+", re.sub(r"(?<=\d)[\s-]*gb\b", "", split_count(name)[1].lower()))
-    return "-".join(word for word in words if word and word not in _document()["empty_words"])
+    return "-".join(word for word in words if word and word not in read_data("hardware")["empty_words"])

@@ -5,14 +5,12 @@ The table is data: a framework or a convention, a condition, a sentence and its 
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
+from perfscope.models.data_files import read_data
 from perfscope.models.transformer import Transformer
 
-_FILE = Path(__file__).with_name("own_figures.toml")
 _PERCENT = 100
 #: MFU is printed with two decimals of a percent.
 _HALF_A_DIGIT = 0.005
@@ -54,7 +52,7 @@ class LoggedMfu(NamedTuple):
 
 @cache
 def _figures() -> tuple[OwnFigure, ...]:
-    return tuple(OwnFigure(**entry) for entry in tomllib.loads(_FILE.read_text("utf-8"))["figure"])
+    return tuple(OwnFigure(**entry) for entry in read_data("own_figures")["figure"])
 
 
 def find_faults(framework: str | None, model: Transformer | None) -> dict[str, tuple[str, int]]:

@@ -8,17 +8,16 @@ unsupported part: a wrong guess about the MLP alone would change the FLOPs by a 
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import read_regular
+from perfscope.models.data_files import read_data
 from perfscope.models.parameter_counts import joining_parameters
 from perfscope.models.transformer import (
     GATED_MATRICES,
@@ -113,7 +112,7 @@ class Family(NamedTuple):
 def families() -> Mapping[str, Family]:
     """Every architecture that is known, by its ``model_type``, from ``families.toml``."""
     found = {}
-    for name, entry in tomllib.loads(files("perfscope.models").joinpath("families.toml").read_text("utf-8")).items():
+    for name, entry in read_data("families").items():
         stated: Config = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
         found[name] = Family(**stated)
     return found
