@@ -24,8 +24,6 @@ from perfscope.sources.published.markdown import Cell
 from perfscope.tables.published import PrintedFigure, Quantity, StatedChange, TextSpan
 from perfscope.units import parse_duration_ns
 
-_Q = Quantity
-
 # Bounded, because a fraction of 10**999999999 is as long as it sounds.
 _NUMBER = r"\d[\d,]{0,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?|\.\d{1,30}"
 _END = r"(?![\d.]|[eE][+-]?\d)"  # a number that is longer is none
@@ -217,22 +215,22 @@ def _read_share(cell: Cell, unit: str) -> PrintedFigure | None:
 
 
 _READERS: Mapping[Quantity, Callable[[Cell, str], PrintedFigure | None]] = {
-    _Q.GPUS: read_gpus,
-    _Q.PARAMETERS: read_size,
-    _Q.TOKENS: read_size,
-    _Q.SAVE_SPEED: _read_number,
-    _Q.MEMORY: _read_number,
-    _Q.MEMORY_TOTAL: _read_number,
-    _Q.MEMORY_SHARE: _read_share,
-    _Q.STEP_TIME: _read_time,
-    _Q.RATE: _read_rate,
-    _Q.TOKEN_RATE: _read_rate,
-    _Q.DEVICE_TOKEN_RATE: _read_rate,
-    _Q.TFLOPS: _read_number,
-    _Q.MODEL_TFLOPS: _read_number,
-    _Q.AGGREGATE_PFLOPS: _read_number,
-    _Q.PEAK_FRACTION: _read_share,
-    _Q.HARDWARE_FRACTION: _read_share,
-    _Q.EFFICIENCY: _read_share,
-    _Q.SPEEDUP: _read_speedup,
+    Quantity.GPUS: read_gpus,
+    Quantity.PARAMETERS: read_size,
+    Quantity.TOKENS: read_size,
+    Quantity.SAVE_SPEED: _read_number,
+    Quantity.MEMORY: _read_number,
+    Quantity.MEMORY_TOTAL: _read_number,
+    Quantity.MEMORY_SHARE: _read_share,
+    Quantity.STEP_TIME: _read_time,
+    Quantity.RATE: _read_rate,
+    Quantity.TOKEN_RATE: _read_rate,
+    Quantity.DEVICE_TOKEN_RATE: _read_rate,
+    Quantity.TFLOPS: _read_number,
+    Quantity.MODEL_TFLOPS: _read_number,
+    Quantity.AGGREGATE_PFLOPS: _read_number,
+    Quantity.PEAK_FRACTION: _read_share,
+    Quantity.HARDWARE_FRACTION: _read_share,
+    Quantity.EFFICIENCY: _read_share,
+    Quantity.SPEEDUP: _read_speedup,
 }

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from perfscope.constants import GIGA, MEGA
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import read_text
+from perfscope.models.data_files import read_data
 from perfscope.models.hardware import Gpu
 from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
 from perfscope.sources.published.cells import (
@@ -51,54 +52,7 @@ from perfscope.tables.published import (
     TextSpan,
 )
 
-_Q = Quantity
-
-_UTILISATION = r"flops? utili[sz]ation"
-# Matched against the whole heading in lower case, without markup, "_" and "-", and without its parentheses.
-_HEADINGS: tuple[tuple[Quantity, str], ...] = (
-    (_Q.GPUS_PER_NODE, r"(num )?(gpus?|devices?)( num)?( per |/)node|gpus per node"),
-    (_Q.NODES, r"((num|number of|n|no\.? of) )?n?nodes?( num)?"),
-    (
-        _Q.GPUS,
-        r"((num|number of|n|no\.? of|total) |# ?)?(gpus?|devices?|chips)( num| count)?|gpus? type( ?& ?| and )num"
-        r"|world size",
-    ),
-    (_Q.MICRO_BATCH, r"mbs|bsz|mic(ro)? ?(bs|batch)( ?size)?|(bs|batch( ?size)?)( per |/)(gpu|device)"),
-    (_Q.GLOBAL_BATCH, r"gbs|glob(al)? ?(bs|batch)( ?size)?|batch( ?size)?|bs"),
-    (_Q.ACCUMULATION, r"gas?|pp chunks|micro ?batches|(num )?(grad(ient)? ?)?acc(um(ulation)?)?( steps)?"),
-    (_Q.DATA_PARALLEL, r"dp|dp size|data parallel( size)?"),
-    (_Q.TENSOR_PARALLEL, r"tp|mp|tp size|tensor( model)? parallel( size)?|model parallel size"),
-    (_Q.PIPELINE_PARALLEL, r"pp|pp (size|stages)|pipeline( model)? parallel( size)?"),
-    (_Q.CONTEXT_PARALLEL, r"cp|cp size|context parallel( size)?"),
-    (_Q.EXPERT_PARALLEL, r"ep|ep size|expert( model)? parallel( size)?"),
-    (_Q.LAYERS, r"(num(ber of)? )?layers"),
-    (_Q.SEQ_LEN, r"seq|seq(uence)? ?len(gth)?|sequence"),
-    (_Q.TOKENS, r"(training )?tokens"),
-    (_Q.MEMORY_TOTAL, r"(total|gpu) memory|memory (of|per) (a )?gpu|memory total"),
-    (_Q.MEMORY_SHARE, r"memory (share|used of total)|share of memory"),
-    (_Q.MEMORY, r"(peak )?memory( used)?"),
-    (_Q.PASSES, r"passes"),
-    (_Q.SAVE_SPEED, r"(save|checkpoint) (speed|gb/s)|gb/s of a save"),
-    (_Q.PARAMETERS, r"(model ?)?size|m ?size|params?|parameters|(number of|num|#|n) ?(params|parameters)|model"),
-    (_Q.AGGREGATE_PFLOPS, r".*\b(aggregate|total)\b.*\b(peta|p) ?flop.*|(peta|p) ?flops? aggreg(ate)?"),
-    (
-        _Q.PEAK_FRACTION,
-        rf".*(percent|%|share|fraction).*\bpeak\b.*|(tera|t) ?flops? %|mfu( percent)?|(model )?{_UTILISATION}",
-    ),
-    (_Q.HARDWARE_FRACTION, rf"hfu( percent)?|hardware {_UTILISATION}"),
-    (_Q.MODEL_TFLOPS, r"model (tera|t) ?flops?.*"),
-    (_Q.TFLOPS, r"(?!.*(aggregate|total|peak|%))(?!.*\bpercent).*\b(tera|t) ?flops?\b.*"),
-    (_Q.SPEEDUP, r"speed ?ups?|acceleration|scaling factor"),
-    (_Q.EFFICIENCY, r"((scaling|parallel|weak|strong) )?(scaling )?efficiency"),
-    (_Q.TOKEN_RATE, r"token throughput"),
-    (_Q.RATE, r"(samples?|sequences?|seqs?|sentences?|images?|imgs?|examples?)( ?/ ?| per )s(ec(onds?)?)?"),
-    (
-        _Q.STEP_TIME,
-        r"((elapsed|training) )?time( per | ?/ ?)?(it(er(ation)?)?|step)?"
-        r"|((training|avg|average|mean|median) )?(it(er(ation)?)?|step) (time|s)"
-        r"|lat?n?tency.*|s(ec(ond)?s?)?(/| per )it(er(ation)?)?",
-    ),
-)
+_HEADINGS = {Quantity[name]: "|".join(patterns) for name, patterns in read_data("headings")["headings"].items()}
 _UNITLESS_SPEED = re.compile(r"speed|through?t?put|thr?outhput|perf(ormance)?")
 _RATE_UNIT = re.compile(r"(samples?|sequences?|seqs?|imgs?|images?|examples?|sentences?|it)\s*/\s*s(ec(ond)?)?")
 _TOKEN_UNIT = re.compile(r"\b(tokens?|toks?|tks?|t)\s*/\s*s(ec(ond)?)?")
@@ -110,7 +64,7 @@ _DEVICE_WORDS = {"gpu", "gpus", "device", "chip", "rank"}
 _RATE_WORDS = {"throughput", "training", "in", "per", "average", "mean"}
 _TOKENS = ("t", "tokens")
 _TIME_UNITS = ("ns", "us", "µs", "ms", "s", "sec", "seconds")
-_SHARES = (_Q.PEAK_FRACTION, _Q.HARDWARE_FRACTION)
+_SHARES = (Quantity.PEAK_FRACTION, Quantity.HARDWARE_FRACTION)
 _STATED = re.compile(r"\b(?P<key>[A-Za-z]+)\s*=\s*(?P<number>\d{1,9})\b")
 _STATED_GPUS = re.compile(r"(?P<number>\d{1,9})\s*[x\xd7]?\s*(?:[A-Z]+\d+\w*\s+)?GPUs?\b")
 _ID_HEADINGS = ("id", "run", "case", "test case", "test num", "test", "name", "experiment")
@@ -138,7 +92,7 @@ class ColumnMeaning:
 def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[ColumnMeaning]:
     """Find what each column of a table states."""
     columns = [_describe_column(heading) for heading in headings]
-    has_tflops = any(column.quantity is _Q.TFLOPS for column in columns)
+    has_tflops = any(column.quantity is Quantity.TFLOPS for column in columns)
     for index, heading in enumerate(headings):
         is_speed = _UNITLESS_SPEED.fullmatch(_simplify(heading)[0]) and not _PER_DEVICE.search(columns[index].unit)
         if is_speed and columns[index].quantity is None:
@@ -149,18 +103,18 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
         if columns[index].quantity in _SHARES and any(each and each.number > LARGEST_SHARE for each in numbers):
             columns[index] = replace(columns[index], unit=columns[index].unit + " %")
         sizes = [read_size(row[index], columns[index].unit) for row in rows if index < len(row)]
-        if columns[index].quantity is _Q.PARAMETERS and not any(sizes):
+        if columns[index].quantity is Quantity.PARAMETERS and not any(sizes):
             columns[index] = replace(columns[index], quantity=None)  # "Model" is often a name
-    stated = {index for index, column in enumerate(columns) if column.quantity is _Q.PARAMETERS}
+    stated = {index for index, column in enumerate(columns) if column.quantity is Quantity.PARAMETERS}
     loose = {index for index in stated if "param" not in headings[index].lower()}
     if loose == stated:
         loose = set()  # no heading names parameters
     kinds = {
         index
         for index, column in enumerate(columns)
-        if column.quantity is _Q.GPUS and _are_names([row[index] for row in rows if index < len(row)])
+        if column.quantity is Quantity.GPUS and _are_names([row[index] for row in rows if index < len(row)])
     }
-    counts = [index for index, column in enumerate(columns) if column.quantity is _Q.GPUS and index not in kinds]
+    counts = [index for index, column in enumerate(columns) if column.quantity is Quantity.GPUS and index not in kinds]
     if len(counts) > 1:  # ``H100`` alone is one GPU; beside a column of numbers it is a kind
         kinds |= {index for index in counts if not any(re.match(r"\d", row[index].text) for row in rows if row[index:])}
     return [
@@ -186,15 +140,15 @@ def _describe_quantity(plain: str, unit: str) -> Quantity | None:
     if words & _TOKEN_WORDS and words & _SECOND_WORDS:
         rest = words - _TOKEN_WORDS - _SECOND_WORDS - _RATE_WORDS
         if rest <= _DEVICE_WORDS:
-            return _Q.DEVICE_TOKEN_RATE if rest else _Q.TOKEN_RATE
+            return Quantity.DEVICE_TOKEN_RATE if rest else Quantity.TOKEN_RATE
     if _PER_DEVICE.search(plain) and re.search(r"/ ?s|per s", plain) and "flop" not in plain:
         return None  # the rate of one device is not the rate of the job
     if re.search(r"(/|per) ?s(ec(ond)?)?\b", unit) and not _PER_DEVICE.search(unit) and _UNITLESS_SPEED.search(plain):
-        return _Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE
+        return Quantity.TOKEN_RATE if _TOKEN_UNIT.search(unit) else Quantity.RATE
     if unit in _TIME_UNITS and _UNITLESS_SPEED.fullmatch(plain):
-        return _Q.STEP_TIME
-    for quantity, pattern in _HEADINGS:
-        if re.fullmatch(pattern, plain) and not (quantity is _Q.GLOBAL_BATCH and unit in _TOKENS):
+        return Quantity.STEP_TIME
+    for quantity, pattern in _HEADINGS.items():
+        if re.fullmatch(pattern, plain) and not (quantity is Quantity.GLOBAL_BATCH and unit in _TOKENS):
             return quantity
     return None
 
@@ -219,42 +173,18 @@ def _simplify_link(text: str) -> str:
 def _decide_speed(cells: Sequence[str], *, has_tflops: bool) -> Quantity:
     """The quantity of a speed without a unit: by the unit of its cells, else a time if there is a column of TFLOPs."""
     if any(_TOKEN_UNIT.search(cell) for cell in cells):
-        return _Q.TOKEN_RATE
+        return Quantity.TOKEN_RATE
     if any(_RATE_UNIT.search(cell) or re.search(r"\d\s*/\s*s\b", cell) for cell in cells):
-        return _Q.RATE
+        return Quantity.RATE
     if has_tflops or any(re.search(r"\d\s*(m?s|secs?|min)\b", cell) for cell in cells):
-        return _Q.STEP_TIME
-    return _Q.RATE
+        return Quantity.STEP_TIME
+    return Quantity.RATE
 
 
-# In the order of trust: a sentence, the formula itself, a variable of some script.
-_PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
-    (Quantity.SEQ_LEN, 0, re.compile(r"\bseq(?:uence)?[ _-]?len(?:gth)?s?`?\s*(?:is|=|:|of)\s*`?(?P<value>\d+)", re.I)),
-    (Quantity.SEQ_LEN, 1, re.compile(r"[34]\s*\*\s*2\s*\*\s*(?P<value>\d{2,7})\s*\*")),
-    (Quantity.SEQ_LEN, 2, re.compile(r"(?:\bSEQ_?LEN(?:GTH)?=|--seq-length[ =]|\bseq\s*=\s*)(?P<value>\d+)", re.I)),
-    (Quantity.PASSES, 0, re.compile(r"\bfactor (?:of |is |= ?)?`?(?P<value>[34])\b(?!\.\d)")),
-    (Quantity.PASSES, 1, re.compile(r"(?P<value>[34])\s*\*\s*2\s*\*\s*(?:\d{2,7}|\$?\w*seq\w*)\s*\*", re.I)),
-    (Quantity.TENSOR_PARALLEL, 0, re.compile(r"(?<![\w*])TP(?:_SIZE)?\s*=\s*(?P<value>\d+)")),
-    (Quantity.TENSOR_PARALLEL, 1, re.compile(r"tensor-model-parallel-size[ =](?P<value>\d+)")),
-    (
-        Quantity.PARAMETERS,
-        0,
-        re.compile(
-            r"(?<![\w*$-])(?:model[ _]?)?M?size`?\s*(?:is|=|:)\s*`?(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>[BM])\b", re.I
-        ),
-    ),
-    (Quantity.PARAMETERS, 1, re.compile(r"\$ms\s*=\s*(?P<value>\d+(?:\.\d+)?)\b")),
-    (
-        Quantity.GLOBAL_BATCH,
-        0,
-        re.compile(
-            r"(?<![\w*$-])(?:G?BS|glob(?:al)?[ _-](?:bs|batch(?:[ _-]size)?))`?\s*(?:is|=|:)\s*`?(?P<value>\d+)\b"
-            r"(?![.*])",
-            re.I,
-        ),
-    ),
-    (Quantity.GLOBAL_BATCH, 1, re.compile(r"\$gbs\s*=\s*(?P<value>\d+)\b")),
-)
+_STATEMENTS = {
+    Quantity[name]: [re.compile(pattern) for pattern in patterns]
+    for name, patterns in read_data("headings")["statements"].items()
+}
 # What a report rarely changes between its sections, unlike the parallel layout of a model.
 _SAME_EVERYWHERE = (Quantity.SEQ_LEN, Quantity.PASSES)
 _LARGEST = 10**15
@@ -276,7 +206,8 @@ def _find_statements(document: MarkdownDocument) -> list[_Statement]:
         _Statement(quantity, _value(quantity, match), number, rank)
         for number, line in enumerate(document.lines, 1)
         if number not in inside
-        for quantity, rank, pattern in _PATTERNS
+        for quantity, patterns in _STATEMENTS.items()
+        for rank, pattern in enumerate(patterns)
         for match in pattern.finditer(line)
     ]
     return [statement for statement in statements if 0 < statement.value < _LARGEST]
@@ -295,7 +226,7 @@ def _select_constants(
     """The constants of one table, and the problem with each that the text states with two values."""
     constants: dict[Quantity, Constant] = {}
     ambiguous: dict[Quantity, str] = {}
-    for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
+    for quantity in _STATEMENTS:
         of_quantity = [entry for entry in statements if entry.quantity is quantity]
         everywhere = [(1, len(document.lines))] if quantity in _SAME_EVERYWHERE else []
         for first, last in (*_scopes(document, grid), *everywhere):
@@ -527,7 +458,7 @@ def _find_stated(*headings: Cell) -> dict[Quantity, PrintedFigure]:
     found: dict[Quantity, PrintedFigure] = {}
     for cell in headings:
         stated = [(_describe_quantity(match["key"].lower(), ""), match) for match in _STATED.finditer(cell.text)]
-        stated += [(_Q.GPUS, match) for match in _STATED_GPUS.finditer(cell.text)]
+        stated += [(Quantity.GPUS, match) for match in _STATED_GPUS.finditer(cell.text)]
         found |= {
             quantity: PrintedFigure(Fraction(match["number"]), Fraction(1), 0, match["number"], cell.span)
             for quantity, match in stated
@@ -542,17 +473,17 @@ def _find_subject(
     """What the row is about; a size in the name of its model is no exact number of parameters."""
     named: dict[str, str] = {}
     for column, cell in zip(row.columns, usable, strict=False):
-        name = column.names or (GPU if column.quantity is _Q.GPUS else None)
+        name = column.names or (GPU if column.quantity is Quantity.GPUS else None)
         is_number = name == GPU and not re.search(r"[A-Za-z]", cell.text)
         if name and not is_number and cell.text.lower() not in _ABSENT:
             named[name] = f"{named.get(name, '')} {_simplify_link(cell.text)}".strip()
     nearest = (row.cells[0].text, row.grid.headings[0].text) if row.grid.is_transposed else ()
     subject = find_subject(Names(named, gpu, (*nearest, *row.grid.above), " ".join(cell.text for cell in row.cells)))
-    size = figures.get(_Q.PARAMETERS)
+    size = figures.get(Quantity.PARAMETERS)
     if subject.model is None or size is None:
         return subject
-    if row.columns[row.indices[_Q.PARAMETERS]].names == MODEL:
-        del figures[_Q.PARAMETERS]
+    if row.columns[row.indices[Quantity.PARAMETERS]].names == MODEL:
+        del figures[Quantity.PARAMETERS]
     elif MODEL not in named:
         counts = total_parameters(subject.model.transformer), active_parameters(subject.model.transformer)
         if all(abs(size.number / count - 1) > SAME_SIZE for count in counts):
