@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -96,7 +96,8 @@ class LineRule(Generic[StateT_contra]):
 
     Attributes:
         anchor: Bytes that such a line has; the pattern is tried only there.
-        pattern: What the line must match, from its beginning on or anywhere; ``^`` and ``$`` are ends of a line.
+        pattern: What the line must match, from its beginning on or anywhere; ``^`` and ``$`` are ends of a line. Where
+            it is empty the anchor is enough.
         spans_lines: Whether the pattern may match beyond the line, for what is printed over several lines.
         begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
@@ -114,7 +115,7 @@ class LineRule(Generic[StateT_contra]):
     regex: re.Pattern[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        pattern = self.pattern
+        pattern = self.pattern or re.escape(self.anchor)
         object.__setattr__(self, "regex", re.compile(pattern, re.M) if isinstance(pattern, bytes) else pattern)
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
@@ -158,6 +159,19 @@ class LineRule(Generic[StateT_contra]):
             if offset >= 0:
                 return offset
         return -1
+
+
+def aside(
+    anchor: bytes,
+    pattern: bytes | re.Pattern[bytes],
+    on_match: Callable[[Any, LineMatch], None],
+    *,
+    spans_lines: bool = False,
+    begin: tuple[bytes, ...] = (),
+    span: tuple[int, int] | None = None,
+) -> LineRule[Any]:
+    """The rule of a kind of line that other frameworks print, too."""
+    return LineRule(anchor, pattern, on_match, spans_lines=spans_lines, identifies=False, begin=begin, span=span)
 
 
 class WriterRole(IntEnum):

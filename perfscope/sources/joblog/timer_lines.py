@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, aside
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.text import parse_number, parse_numbers
 
@@ -53,14 +53,13 @@ def _add_timer(state: FormatState, name: bytes, time_ms: float | None) -> None:
     state.log.add_timer(text, round(time_ms * NS_PER_MS))
 
 
-_ALL_TIMERS = LineRule(b"time (ms) |", rb"time \(ms\) (\|[^\n]{0,4000})", _on_all_timers, identifies=False)
+_ALL_TIMERS = aside(b"time (ms) |", rb"time \(ms\) (\|[^\n]{0,4000})", _on_all_timers)
 DEEPSPEED_RULES = (_ALL_TIMERS,)
 MEGATRON_RULES = (
-    LineRule(
+    aside(
         b"..: ",
         rb"\s{2,4}([\w/-]{1,100}) \.{2,90}: (?:\([\d.]{1,20}, {0,20})?([\d.]{1,20}+)\)?\s{0,99}$",
         _on_timer,
-        identifies=False,
         span=(200, 200),
     ),
 )

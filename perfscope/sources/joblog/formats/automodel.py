@@ -12,7 +12,7 @@ from __future__ import annotations
 from copy import copy
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, disturbs
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside, disturbs
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.text import only_integer, parse_number
 from perfscope.tables.joblog import Disturbance
@@ -46,7 +46,7 @@ FORMAT = LogFormat(
             _on_step,
             begin=(b"step ",),
         ),
-        LineRule(b"[val] ", rb"\[val\] (?:name|step)", disturbs(Disturbance.EVALUATION), identifies=False),
+        aside(b"[val] ", rb"\[val\] (?:name|step)", disturbs(Disturbance.EVALUATION)),
     ),
     sources=(DATES, SPEED),
 )

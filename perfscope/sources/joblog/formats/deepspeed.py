@@ -21,6 +21,7 @@ from perfscope.sources.joblog.log_format import (
     LineRule,
     LogFormat,
     WriterRole,
+    aside,
     counts,
     ignore_line,
     on_restart,
@@ -88,12 +89,7 @@ def _on_micro_batches(state: FormatState, line: LineMatch) -> None:
 _SETUP_RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"[config.py:", rb"\[config\.py:\d+:\w+\]\s+([A-Za-z_]\w*)[ .]+ (.*)", _on_setting),
     *(
-        LineRule(
-            b'"' + name + b'":',
-            rb'"' + name + rb'":\s*([-+\d.eE]+)',
-            counts(_SETTINGS[name], "deepspeed config"),
-            identifies=False,
-        )
+        aside(b'"' + name + b'":', rb'"' + name + rb'":\s*([-+\d.eE]+)', counts(_SETTINGS[name], "deepspeed config"))
         for name in (b"train_batch_size", b"train_micro_batch_size_per_gpu", b"gradient_accumulation_steps")
     ),
     LineRule(
@@ -133,9 +129,9 @@ def _on_memory(state: FormatState, line: LineMatch) -> None:
 
 _SAVES_RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"Saving model checkpoint:", rb"Saving model checkpoint: (\S+)", _on_save_begin),
-    LineRule(b"[Torch] Saved ", rb"\[Torch\] Saved (\S+)", _on_file_written, identifies=False),
-    LineRule(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _on_memory, identifies=False),
-    LineRule(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _on_memory, identifies=False),
+    aside(b"[Torch] Saved ", rb"\[Torch\] Saved (\S+)", _on_file_written),
+    aside(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _on_memory),
+    aside(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _on_memory),
 )
 
 
@@ -232,9 +228,9 @@ _STEP_RULES: tuple[LineRule[_State], ...] = (
         begin=(b"steps: ",),
     ),
     LineRule(b", skipped=", rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), ", _on_step),
-    LineRule(b"DeepSpeed info: version=", rb"DeepSpeed info: version=", on_restart),
-    LineRule(b"[launch.py:", rb"\[launch\.py:", ignore_line),
-    LineRule(b"DeepSpeedEngine", rb"DeepSpeedEngine", ignore_line),
+    LineRule(b"DeepSpeed info: version=", b"", on_restart),
+    LineRule(b"[launch.py:", b"", ignore_line),
+    LineRule(b"DeepSpeedEngine", b"", ignore_line),
     LineRule(b"Initializing torch distributed with backend", rb"init_distributed\]", ignore_line),
 )
 

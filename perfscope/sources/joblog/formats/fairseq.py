@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, disturbs
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside, counts, disturbs
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_numbers
@@ -82,13 +82,11 @@ FORMAT = LogFormat(
             _on_update,
             begin=(b'{"epoch": ',),
         ),
-        LineRule(b"valid on '", rb"\| valid on '", disturbs(Disturbance.EVALUATION), identifies=False),
-        LineRule(
-            b"| INFO | valid | epoch", rb"\| INFO \| valid \| epoch", disturbs(Disturbance.EVALUATION), identifies=False
-        ),
-        LineRule(b"aved checkpoint ", rb"\| [Ss]aved checkpoint \S", disturbs(Disturbance.SAVE), identifies=False),
-        LineRule(b"num. model params: ", rb"num\. model params: ([\d,]{1,20})", counts("parameters"), identifies=False),
-        LineRule(b"training on ", rb"\| training on (\d{1,6}) (?:GPUs|devices)", counts("gpus"), identifies=False),
+        aside(b"valid on '", rb"\| valid on '", disturbs(Disturbance.EVALUATION)),
+        aside(b"| INFO | valid | epoch", b"", disturbs(Disturbance.EVALUATION)),
+        aside(b"aved checkpoint ", rb"\| [Ss]aved checkpoint \S", disturbs(Disturbance.SAVE)),
+        aside(b"num. model params: ", rb"num\. model params: ([\d,]{1,20})", counts("parameters")),
+        aside(b"training on ", rb"\| training on (\d{1,6}) (?:GPUs|devices)", counts("gpus")),
     ),
     sources=(WORDS, WALL),
     close=_close,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, sets
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside, counts, sets
 from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
 from perfscope.sources.joblog.progress_bars import ProgressBars
 from perfscope.sources.joblog.records import Record
@@ -273,35 +273,20 @@ _RULES: tuple[LineRule[_State], ...] = (
         rb"ing training from (?:checkpoint with epoch \d+ and )?global[ _]step (\d{1,12})",
         _on_resume,
     ),
-    LineRule(
-        b"Num update steps per epoch = ",
-        rb"Num update steps per epoch = (\d[\d,]{0,15})",
-        _on_epoch_steps,
-        identifies=False,
+    aside(b"Num update steps per epoch = ", rb"Num update steps per epoch = (\d[\d,]{0,15})", _on_epoch_steps),
+    aside(b"'eval_runtime':", b"", _on_evaluation),
+    aside(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation),
+    aside(b"Saving model checkpoint to", b"", _on_save),
+    aside(b"[axolotl.", b"", sets("name", "axolotl")),
+    aside(
+        b"'memory/", rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})", _on_memory
     ),
-    LineRule(b"'eval_runtime':", rb"'eval_runtime':", _on_evaluation, identifies=False),
-    LineRule(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation, identifies=False),
-    LineRule(b"Saving model checkpoint to", rb"Saving model checkpoint to", _on_save, identifies=False),
-    LineRule(b"[axolotl.", rb"\[axolotl\.", sets("name", "axolotl"), identifies=False),
-    LineRule(
-        b"'memory/",
-        rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})",
-        _on_memory,
-        identifies=False,
-    ),
-    LineRule(b"%|", BAR_PATTERN, _on_bar, identifies=False),
-    LineRule(
-        b"'loss':",
-        rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}",
-        _on_losses,
-        spans_lines=True,
-        identifies=False,
-        begin=(b"{",),
-    ),
+    aside(b"%|", BAR_PATTERN, _on_bar),
+    aside(b"'loss':", rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}", _on_losses, spans_lines=True, begin=(b"{",)),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
-    LineRule(b"[    INFO] - ", rb"\[    INFO\] - ", sets("imitates"), identifies=False),
-    LineRule(b"interval_runtime: ", rb"interval_runtime: ", sets("imitates"), identifies=False),
-    LineRule(b"Num batches each epoch = ", rb"Num batches each epoch = ", sets("imitates"), identifies=False),
+    aside(b"[    INFO] - ", b"", sets("imitates")),
+    aside(b"interval_runtime: ", b"", sets("imitates")),
+    aside(b"Num batches each epoch = ", b"", sets("imitates")),
     LineRule(
         b"'train_runtime':",
         rb"'train_runtime':[^{}]*+\}",
@@ -313,9 +298,7 @@ _RULES: tuple[LineRule[_State], ...] = (
         LineRule(name, rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)", _on_final_block)
         for name in (b"train_runtime", b"train_samples_per_second", b"train_steps_per_second")
     ),
-    LineRule(
-        b"trainable parameters", rb"Number of trainable parameters = ([\d,]+)", counts("parameters"), identifies=False
-    ),
+    aside(b"trainable parameters", rb"Number of trainable parameters = ([\d,]+)", counts("parameters")),
 )
 
 FORMAT = LogFormat(framework=_FRAMEWORK, state=_State, rules=_RULES, sources=(RUN, BAR), close=_close)

@@ -43,20 +43,20 @@ FORMAT = LogFormat(
     state=FormatState,
     rules=(
         LineRule(b"MiB / ", rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB", _on_smi_memory, span=(9, 40)),
-        LineRule(b"CUDA out of memory", rb"CUDA out of memory", _on_device_out_of_memory),
-        LineRule(b"OutOfMemoryError", rb"OutOfMemoryError", _on_device_out_of_memory),
+        LineRule(b"CUDA out of memory", b"", _on_device_out_of_memory),
+        LineRule(b"OutOfMemoryError", b"", _on_device_out_of_memory),
         LineRule(b"oom-kill", rb"oom[-_]kill", _on_host_out_of_memory),
-        LineRule(b"out-of-memory handler", rb"out-of-memory handler", _on_host_out_of_memory),
+        LineRule(b"out-of-memory handler", b"", _on_host_out_of_memory),
         LineRule(
             b"DUE TO TIME LIMIT",
             rb"CANCELLED AT .* DUE TO TIME LIMIT",
             _ends("SLURM cancelled it at its time limit"),
             begin=(b"CANCELLED AT",),
         ),
-        LineRule(b"CANCELLED AT", rb"CANCELLED AT", _ends("it was cancelled")),
+        LineRule(b"CANCELLED AT", b"", _ends("it was cancelled")),
         LineRule(b"Traceback (most recent", rb"Traceback \(most recent call last\)", _ends("it raised an exception")),
-        LineRule(b"ChildFailedError", rb"ChildFailedError", _ends("a process of it failed")),
-        LineRule(b"srun: error", rb"srun: error", _ends("srun reports an error")),
+        LineRule(b"ChildFailedError", b"", _ends("a process of it failed")),
+        LineRule(b"srun: error", b"", _ends("srun reports an error")),
         LineRule(b"equence length", rb"[Ss]equence length[ :=]+(\d+)", counts("seq_len")),
         *(
             LineRule(anchor, _LENGTH_OPTION, counts("seq_len", "command line"), span=(6, 120))

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole, sets
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, WriterRole, aside, sets
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number
@@ -56,11 +56,10 @@ FORMAT = LogFormat(
             _on_bar,
             begin=(b"Epoch ",),
         ),
-        LineRule(
+        aside(
             b"Validati",
             rb"(?:Validating|Validation)(?: \w{1,20})?(?: \d{1,3})?: {1,4}(?:\d{1,3}%|\d{1,9}it)",
             sets("validated"),
-            identifies=False,
             begin=(b"Validati",),
         ),
     ),

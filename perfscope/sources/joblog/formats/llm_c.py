@@ -14,7 +14,7 @@ Python program states tokens a second of the step itself, over all GPUs.
 from __future__ import annotations
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside, counts
 from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "llm.c's time of one step"
@@ -76,10 +76,8 @@ FORMAT = LogFormat(
             _on_batch,
             begin=(b"batch_size B=",),
         ),
-        LineRule(
-            b"=> setting grad_accum_steps=", rb"=> setting grad_accum_steps=(\d{1,9})", counts("gas"), identifies=False
-        ),
-        LineRule(b"num_parameters: ", rb"num_parameters: (\d{1,18}) => bytes", counts("parameters"), identifies=False),
+        aside(b"=> setting grad_accum_steps=", rb"=> setting grad_accum_steps=(\d{1,9})", counts("gas")),
+        aside(b"num_parameters: ", rb"num_parameters: (\d{1,18}) => bytes", counts("parameters")),
     ),
     sources=(SOURCE,),
 )

@@ -33,6 +33,7 @@ from perfscope.sources.joblog.log_format import (
     LineRule,
     LogFormat,
     WriterRole,
+    aside,
     counts,
     disturbs,
     on_restart,
@@ -297,31 +298,26 @@ _SETUP_RULES: tuple[LineRule[_State], ...] = (
         rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
         _on_argument,
     ),
-    LineRule(b"end of arguments --", rb"end of arguments --", sets("has_all_arguments")),
+    LineRule(b"end of arguments --", b"", sets("has_all_arguments")),
     LineRule(b"using world size:", rb"using world size: (\d+)", _on_world_size),
     LineRule(
         b"number of parameters on",
         rb"number of parameters on \([^)]*\) *model parallel rank \(([\d, ]+)\):? *([\d,]+)(?![.\d])",
         _on_shard,
     ),
-    LineRule(
-        b"Total number of parameters in billions",
-        rb"Total number of parameters in billions:\s*([\d.]+)",
-        _on_billions,
-        identifies=False,
+    aside(
+        b"Total number of parameters in billions", rb"Total number of parameters in billions:\s*([\d.]+)", _on_billions
     ),
-    LineRule(
+    aside(
         b" Billion",
         rb"number of parameters[^\n]{0,999}?(?<![\d.])([\d.]{1,20}+) Billion",
         _on_billions,
-        identifies=False,
         begin=(b"number of parameters",),
     ),
-    LineRule(
+    aside(
         b"padded vocab (size:",
         rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)",
         _on_vocabulary,
-        identifies=False,
         begin=(b"padded vocab (size:",),
     ),
     LineRule(
@@ -359,43 +355,30 @@ def _on_memory(state: FormatState, line: LineMatch) -> None:
 
 
 _SAVES_RULES: tuple[LineRule[_State], ...] = (
-    LineRule(b"[before the start of training step]", rb"\[before the start of training step\]", on_restart),
+    LineRule(b"[before the start of training step]", b"", on_restart),
     LineRule(
         b"saving checkpoint at iteration", rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?", _on_save_begin
     ),
-    LineRule(
+    aside(
         b"successfully saved checkpoint",
         rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?",
         lambda state, line: state.log.saves.on_end(parse_number(line[1]), line.timestamp_ns),
-        identifies=False,
     ),
-    LineRule(
+    aside(
         b"save-checkpoint",
         rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
         rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))",
         _on_save_timer,
         spans_lines=True,
         begin=(b"save-checkpoint",),
-        identifies=False,
     ),
-    LineRule(b"an async checkpoint save", rb"scheduled an async checkpoint save", _on_save_scheduled, identifies=False),
-    LineRule(
-        b"validation loss at ",
-        rb"validation loss at (?:iteration )?",
-        disturbs(Disturbance.EVALUATION),
-        identifies=False,
-    ),
-    LineRule(
-        b"validation results at ",
-        rb"validation results at iteration",
-        disturbs(Disturbance.EVALUATION),
-        identifies=False,
-    ),
-    LineRule(
+    aside(b"an async checkpoint save", rb"scheduled an async checkpoint save", _on_save_scheduled),
+    aside(b"validation loss at ", rb"validation loss at (?:iteration )?", disturbs(Disturbance.EVALUATION)),
+    aside(b"validation results at ", rb"validation results at iteration", disturbs(Disturbance.EVALUATION)),
+    aside(
         b"memory (MB) |",
         rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)",
         _on_memory,
-        identifies=False,
         begin=(b"memory (MB) |",),
     ),
 )

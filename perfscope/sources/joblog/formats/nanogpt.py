@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
@@ -76,20 +76,12 @@ FORMAT = LogFormat(
             _on_iteration_of_llama2_c,
             span=(60, 200),
         ),
-        LineRule(
-            b": train loss ", rb"\bstep \d{1,15}: train loss \S{1,30}, val loss ", _on_evaluation, identifies=False
-        ),
-        LineRule(
-            b"tokens per iteration will be: ",
-            rb"tokens per iteration will be: ([\d,]{1,20})",
-            _on_tokens,
-            identifies=False,
-        ),
-        LineRule(
+        aside(b": train loss ", rb"\bstep \d{1,15}: train loss \S{1,30}, val loss ", _on_evaluation),
+        aside(b"tokens per iteration will be: ", rb"tokens per iteration will be: ([\d,]{1,20})", _on_tokens),
+        aside(
             b" grad accum steps * ",
             rb"(\d{1,9}) grad accum steps \* (\d{1,9}) processes \* (\d{1,9}) batch size \* (\d{1,9}) max seq len",
             _on_batch,
-            identifies=False,
             span=(9, 120),
         ),
     ),

@@ -79,7 +79,7 @@ FORMAT = LogFormat(
             _on_line,
             begin=(b"iteration ",),
         ),
-        LineRule(b"[NeMo I ", rb"\[NeMo I ", ignore_line),
+        LineRule(b"[NeMo I ", b"", ignore_line),
     ),
     sources=(SOURCE,),
 )

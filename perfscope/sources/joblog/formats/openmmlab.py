@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -108,20 +108,14 @@ FORMAT = LogFormat(
             _on_iteration,
             begin=(b" - INFO - ",),
         ),
-        LineRule(b"(val) [", rb" - INFO - (?:Epoch|Iter)\(val\) ", _on_evaluation, identifies=False),
-        LineRule(
-            b" - INFO - Saving checkpoint at ",
-            rb" Saving checkpoint at (\d{1,9}) (iterations|epochs)",
-            _on_save,
-            identifies=False,
-        ),
-        LineRule(
+        aside(b"(val) [", rb" - INFO - (?:Epoch|Iter)\(val\) ", _on_evaluation),
+        aside(b" - INFO - Saving checkpoint at ", rb" Saving checkpoint at (\d{1,9}) (iterations|epochs)", _on_save),
+        aside(
             b"log_processor = dict(",
             rb"log_processor = dict\([^()]{0,300}?\bwindow_size=(\d{1,6})\b",
             _on_window,
             spans_lines=True,
             begin=(b"log_processor = dict(",),
-            identifies=False,
         ),
     ),
     sources=(SOURCE,),

@@ -47,7 +47,7 @@ FORMAT = LogFormat(
     rules=(
         LineRule(b"/max_steps", _DICTIONARY % b"global_step/max_steps", _on_dictionary, begin=(b"{",)),
         LineRule(b"train_speed(s/it)", _DICTIONARY % b"iteration", _on_dictionary, begin=(b"{",)),
-        LineRule(b"[INFO:swift]", rb"\[INFO:swift\]", ignore_line),
+        LineRule(b"[INFO:swift]", b"", ignore_line),
     ),
     sources=(SOURCE,),
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, counts, ignore_line
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside, counts, ignore_line
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Save
@@ -130,31 +130,26 @@ _RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"Trainer is initialized with", rb"Trainer is initialized with.{0,600}", _on_settings),
     LineRule(b"device mesh with", rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])", _on_mesh),
     LineRule(b"device mesh with parallelism", rb"device mesh with parallelism: .{0,600}", _on_parallelism),
-    LineRule(
+    aside(
         b"activation checkpointing to the model",
         rb"Applied (full|selective) activation checkpointing to the model",
         lambda state, line: state.log.set_fact("checkpointing", line[1].decode(), "log"),
-        identifies=False,
     ),
-    LineRule(
+    aside(
         b"inish",
         rb"inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
         rb"[^\n]{0,200}?in (?P<seconds>[\d.]+) seconds",
         _on_saved,
-        identifies=False,
         begin=(b"inish",),
     ),
-    LineRule(
+    aside(
         b"Last step checkpoint completed in",
         rb"Last step checkpoint completed in (?P<what>)(?P<background>)(?P<seconds>[\d.]+)s",
         _on_saved,
-        identifies=False,
     ),
-    LineRule(b"[titan]", rb"\[titan\]", ignore_line),
-    LineRule(b"torchtitan", rb"torchtitan", ignore_line),
-    LineRule(
-        b"total parameters", rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters", counts("parameters"), identifies=False
-    ),
+    LineRule(b"[titan]", b"", ignore_line),
+    LineRule(b"torchtitan", b"", ignore_line),
+    aside(b"total parameters", rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters", counts("parameters")),
 )
 
 

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, ignore_line, sets
+from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, aside, ignore_line, sets
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.sources.joblog.text import parse_number
@@ -140,13 +140,11 @@ FORMAT = LogFormat(
     state=_State,
     rules=(
         _RULE,
-        LineRule(b'"log_history": [', rb'"log_history": \[', ignore_line),
-        LineRule(b'"loss": ', rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', _on_loss, identifies=False),
-        LineRule(b'"eval_runtime": ', rb'^ {2,8}"eval_runtime": ', sets("has_evaluations"), identifies=False),
+        LineRule(b'"log_history": [', b"", ignore_line),
+        aside(b'"loss": ', rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', _on_loss),
+        aside(b'"eval_runtime": ', rb'^ {2,8}"eval_runtime": ', sets("has_evaluations")),
         *(
-            LineRule(
-                b'"' + name + b'": ', rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', _on_figure, identifies=False
-            )
+            aside(b'"' + name + b'": ', rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', _on_figure)
             for name in (
                 b"train_runtime",
                 b"train_samples_per_second",
