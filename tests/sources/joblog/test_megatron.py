@@ -33,6 +33,23 @@ def test_equals_signs_and_underscores_are_a_dialect(tmp_path: Path) -> None:
     assert log.iterations.samples_per_s.tolist() == [15.969]
 
 
+def test_the_line_before_a_record_of_megatron_bridge_states_its_tflops(tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge: tutorials/training/reduced_precision_training.ipynb, and train_utils.py today."""
+    log = read(
+        tmp_path,
+        "Step Time : 11.65s GPU utilization: 1158.1TFLOP/s/GPU\n",
+        megatron(1, 11653.2),
+        "Step Time : 8.57s GPU utilization: 1574.0MODEL_TFLOP/s/GPU\n",
+        megatron(2, 8570.0),
+        "Step Time : 8.63s GPU utilization: 0.0MODEL_TFLOP/s/GPU\n",  # of hybrids: docs/releases/known-issues.md
+        megatron(3, 8630.0),
+        "Step Time : 8.63s GPU utilization: 1562.8MODEL_TFLOP/s/GPU\n",
+        megatron(4, 7470.0),
+    )
+    assert log.iterations.tflops_per_gpu.tolist() == [1158.1, 1574.0, None, None]
+    assert log.iterations.tflops_resolution.tolist() == [0.1, 0.1, None, None]
+
+
 @pytest.mark.parametrize("width", [60, 80, 97, 132])
 def test_a_record_broken_by_a_narrow_terminal_is_one(tmp_path: Path, width: int) -> None:
     line = megatron(12, 5837.9).rstrip("\n")

@@ -157,6 +157,7 @@ class _State(FormatState):
         consumed_samples, consumed_at: Up to the last record that was read, be it another rank's, and its iteration.
         batch: The batch of the last record that states one.
         train_iterations: The run's last iteration, as the last record states it.
+        utilisation: Seconds and TFLOPs that a line of Megatron-Bridge states before its record, as text.
         shards: Parameters by tensor and pipeline rank.
     """
 
@@ -164,6 +165,7 @@ class _State(FormatState):
     consumed_at: int | None = None
     batch: int | None = None
     train_iterations: int | None = None
+    utilisation: tuple[bytes, bytes] = (b"", b"")
     is_gpt_neox: bool = False
     shards: dict[tuple[int, ...], int] = field(default_factory=dict)
     has_all_arguments: bool = False
@@ -476,6 +478,9 @@ def _on_record(state: _State, line: LineMatch) -> None:
     for key, label, value in _cells(line.text[start : line.end]):
         _fill(state, record, key, label, value)
     log = state.log
+    (seconds, tflops), state.utilisation = state.utilisation, (b"", b"")
+    if record.tflops_per_gpu is None and f"{(record.wall_ns or 0) / NS_PER_S:.2f}".encode() == seconds:
+        _set_tflops(state, record, b"GPU utilization (MODEL_TFLOP/s/GPU)", float(tflops), parse_resolution(tflops))
     state.batch = record.samples if record.samples is not None else state.batch
     if record.wall_ns is None:
         log.unreadable += 1
@@ -490,6 +495,12 @@ def _on_record(state: _State, line: LineMatch) -> None:
 
 
 _RECORD_RULE = _RecordRule(b"iteration", _START, _on_record)
+_UTILISATION_RULE: LineRule[_State] = LineRule(
+    b"GPU utilization: ",
+    rb"Step Time : (\d{1,9}\.\d\d)s GPU utilization: (?!0\.0)(\d{1,9}\.\d)(?:MODEL_)?TFLOP/s/GPU",
+    lambda state, line: setattr(state, "utilisation", (line[1], line[2])),
+    begin=(b"Step Time : ",),
+)
 
 
 def _cells(record: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
@@ -602,7 +613,7 @@ def _close(state: _State) -> None:
 FORMAT = LogFormat(
     framework="megatron",
     state=_State,
-    rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.MEGATRON_RULES, _RECORD_RULE),
+    rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.MEGATRON_RULES, _RECORD_RULE, _UTILISATION_RULE),
     sources=(SOURCE,),
     close=_close,
     role=WriterRole.LIBRARY,
