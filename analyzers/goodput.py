@@ -23,7 +23,7 @@ from perfscope.measures.parts import LifePart, Spent
 from perfscope.report import Section, percent_of
 from perfscope.result import Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
-from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
+from perfscope.tables.joblog import LoggedMoment, LoggedMoments
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 

@@ -1,4 +1,4 @@
-"""A table of very many ranks as quantiles, groups, and the rows that stand out.
+"""A table of very many ranks as quantiles, groups, and the rows that stand out; all rows in files of CSV.
 
 Nothing is cut silently: a note says of how many rows a table is, how those that are shown were chosen, and where all
 rows are. Rows that are shown are shown as they are, totals too: no number is computed anew.
@@ -9,10 +9,13 @@ rank). A row stands out where one of its values is farther from the median than 
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, nan
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +23,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.constants import MANY_RANKS
-from perfscope.report import Cell, Row, Section
+from perfscope.errors import SourceError
+from perfscope.files import replace_file
+from perfscope.report import Cell, Report, Row, Section
 
 #: What a note says of where all rows are, until they are written.
 ALL_ROWS = "All rows: `perfscope analyze ... --rows FOLDER` writes them."
@@ -186,3 +191,35 @@ def deviations(values: Floats) -> Floats:
     scale = max(float(spread), float(least))
     with np.errstate(over="ignore"):  # of numbers that are next to nothing
         return np.asarray(distance / scale if scale else np.zeros(len(values)), np.float64)
+
+
+def write_rows(report: Report, folder: Path) -> Report:
+    """Write all rows of a report's tables of ranks into a folder, and say in the report where they are.
+
+    A file of an earlier analysis is replaced.
+
+    Raises:
+        SourceError: The folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(folder, f"cannot be made: {error.strerror}") from None
+    return replace(report, sections=tuple(_write_section(section, folder) for section in report.sections))
+
+
+def _write_section(section: Section, folder: Path) -> Section:
+    """Write a table, if it is one of ranks; its note names the file."""
+    if find_rank_column(section) is None:
+        return section
+    name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
+    headings = [column.heading for column in section.columns]
+    path = folder / f"{name}.csv"
+    replace_file(path, _to_csv(headings, section.every or section.rows))
+    return replace(section, notes=tuple(note.replace(ALL_ROWS, f"All rows: {path}.") for note in section.notes))
+
+
+def _to_csv(columns: Sequence[str], rows: Sequence[Row]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue().encode("utf-8", "surrogateescape")

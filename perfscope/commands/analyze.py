@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.aggregation.writing import write_rows
+from perfscope.aggregation.tables import write_rows
 from perfscope.api.opened_run import open_each
 from perfscope.commands.model import Dtype
 from perfscope.commands.options import (

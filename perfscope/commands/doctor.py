@@ -22,6 +22,7 @@ from threading import Timer
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from msgspec.structs import astuple
 
 from perfscope import hooks
 from perfscope.commands.options import FormatOption
@@ -499,7 +500,7 @@ def _describe_ceiling(measured: Ceiling) -> tuple[Section, ...]:
     bandwidth = gpu.memory_tb_s if gpu else None
     dimensions = (Column("Type"), Column("Rows", 0), Column("Columns", 0), Column("Inner", 0))
     products = tuple(
-        (*each, percent(each.tflops / peaks[each.dtype] if peaks.get(each.dtype) else None))
+        (*astuple(each), percent(each.tflops / peaks[each.dtype] if peaks.get(each.dtype) else None))
         for each in measured.products
     )
     memory = tuple(

@@ -8,40 +8,13 @@ import msgspec
 
 from perfscope.errors import SourceError
 from perfscope.files import read_regular
-from perfscope.tables.ceiling import Ceiling, CollectiveRate, MemoryRate, ProductRate
+from perfscope.tables.ceiling import Ceiling
 
 SCHEMA = "perfscope/ceiling/1"
 
 
-class _Product(msgspec.Struct):
-    dtype: str
-    rows: int
-    columns: int
-    inner: int
-    tflops: float
-
-
-class _Memory(msgspec.Struct, rename={"size": "bytes"}):
-    operation: str
-    size: int
-    tb_s: float
-
-
-class _Collective(msgspec.Struct, rename={"size": "bytes"}):
-    operation: str
-    ranks: int
-    size: int
-    busbw_gb_s: float
-
-
-class _File(msgspec.Struct):
+class _File(Ceiling, frozen=True, kw_only=True):
     schema: str
-    device: str
-    devices: int
-    torch: str
-    products: list[_Product]
-    memory: list[_Memory]
-    collectives: list[_Collective]
 
 
 def read_ceiling(path: Path) -> Ceiling:
@@ -69,11 +42,4 @@ def parse_ceiling(path: Path, content: bytes) -> Ceiling:
         raise SourceError(path, f"is no file of `perfscope doctor --ceiling`: {error}") from None
     if file.schema != SCHEMA:
         raise SourceError(path, f"has the schema {file.schema!r}, not {SCHEMA!r}")
-    return Ceiling(
-        device=file.device,
-        devices=file.devices,
-        torch=file.torch,
-        products=tuple(ProductRate(*msgspec.structs.astuple(entry)) for entry in file.products),
-        memory=tuple(MemoryRate(*msgspec.structs.astuple(entry)) for entry in file.memory),
-        collectives=tuple(CollectiveRate(*msgspec.structs.astuple(entry)) for entry in file.collectives),
-    )
+    return file

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec import Struct
 
 
-class ProductRate(NamedTuple):
+class ProductRate(Struct, frozen=True):
     """The rate of a product of (rows, inner) and (inner, columns) in one data type, in TFLOP/s."""
 
     dtype: str
@@ -17,7 +15,7 @@ class ProductRate(NamedTuple):
     tflops: float
 
 
-class MemoryRate(NamedTuple):
+class MemoryRate(Struct, frozen=True, rename={"size": "bytes"}):
     """The rate of a copy, a sum or a fill, in TB/s of the bytes that are read and written."""
 
     operation: str
@@ -25,7 +23,7 @@ class MemoryRate(NamedTuple):
     tb_s: float
 
 
-class CollectiveRate(NamedTuple):
+class CollectiveRate(Struct, frozen=True, rename={"size": "bytes"}):
     """The bus bandwidth of a collective as nccl-tests defines it, in GB/s."""
 
     operation: str

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic_ranks import make_job
-from perfscope.aggregation.writing import write_rows
+from perfscope.aggregation.tables import write_rows
 from perfscope.constants import KIB
 from perfscope.engine.analysis_report import to_report
 from perfscope.errors import SourceError

@@ -15,8 +15,7 @@ import numpy as np
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError
 from perfscope.sources.joblog.text import parse_timestamp_ns
-from perfscope.tables.joblog import Disturbance, JobLog
-from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
+from perfscope.tables.joblog import Disturbance, JobLog, LoggedMoment, LoggedMoments
 
 #: No iteration is shorter.
 _SHORTEST_STEP_NS = 1000

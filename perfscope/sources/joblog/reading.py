@@ -22,8 +22,7 @@ from perfscope.sources.joblog.moments import MomentsBuilder
 from perfscope.sources.joblog.records import RecordSeries
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.text import read_blocks, to_plain_text
-from perfscope.tables.joblog import JobLog, SourceMedian
-from perfscope.tables.logged_moments import LoggedMoments
+from perfscope.tables.joblog import JobLog, LoggedMoments, SourceMedian
 from perfscope.tables.saves import Saves, SaveTiming
 
 _DIGITS = b"0123456789"

@@ -23,8 +23,8 @@ from perfscope.sources.traces.records import (
     FILL,
     KERNEL,
     KIND,
-    AnyEvent,
     Args,
+    Event,
     ShapedArgs,
     TimedEvent,
 )
@@ -78,7 +78,7 @@ _DETAILS = Events.SEQUENCES | Events.SHAPES
 _NAME, _TS, _DURATION, _CATEGORY = map(attrgetter, ("name", "ts", "dur", "cat"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 _NO_ARGS = Args()
-_E = TypeVar("_E", bound=AnyEvent | TimedEvent)
+_E = TypeVar("_E", bound=Event | TimedEvent)
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
@@ -91,7 +91,7 @@ class InputTexts:
         self._numbers: dict[_Texts, int] = {}
         self._needs_values: dict[str, bool] = {}
 
-    def number(self, events: Sequence[AnyEvent]) -> Int64:
+    def number(self, events: Sequence[Event]) -> Int64:
         """The number of the inputs of each operator, or ABSENT."""
         numbers = self._numbers
         column = np.full(len(events), ABSENT, np.int64)
@@ -185,7 +185,7 @@ class Columns:
         self._operator_times: list[ThreadSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
-    def add(self, events: Sequence[AnyEvent]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Add the requested ones of some events."""
         for category in dict.fromkeys(map(_CATEGORY, events)):
             if category not in KIND:
@@ -301,7 +301,7 @@ class Columns:
         own = ThreadSpans(operators.start_ns, operators.end_ns, operators.thread)
         return join_spans([*self._operator_times, own])
 
-    def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
+    def _add_host(self, events: Sequence[Event], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)
         args = _arguments_of(events)
         block: _Block = (
@@ -318,7 +318,7 @@ class Columns:
             block = (*block, *numbers, self._inputs.number(events))
         self._host[kind].append(block)
 
-    def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
+    def _add_device(self, events: Sequence[Event], category: int) -> None:
         events, start_ns, duration_ns = self._times(events)
         args = _arguments_of(events)
         self._device.append(
@@ -358,7 +358,7 @@ class Columns:
         possible = [timed[index] for index in np.flatnonzero(is_possible).tolist()]
         return possible, start_ns[is_possible], to_ns(duration_us[is_possible])
 
-    def _numbered(self, events: Sequence[AnyEvent | TimedEvent]) -> Int32:
+    def _numbered(self, events: Sequence[Event | TimedEvent]) -> Int32:
         names, texts = self.names, list(map(_NAME, events))
         for name in dict.fromkeys(texts):
             names.setdefault(name, len(names))
@@ -471,7 +471,7 @@ def _fitting(value: int | str | None) -> int:
     return number if abs(number) < 1 << 63 else ABSENT
 
 
-def _arguments_of(events: Sequence[AnyEvent]) -> list[Args]:
+def _arguments_of(events: Sequence[Event]) -> list[Args]:
     return [event.args or _NO_ARGS for event in events]
 
 

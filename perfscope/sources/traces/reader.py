@@ -25,8 +25,8 @@ from perfscope.sources.traces.metadata import LARGEST_PART_BYTES, start_of_event
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
-    AnyEvent,
     DistributedInfo,
+    Event,
     TraceDevice,
 )
 from perfscope.sources.traces.scan import Scanner, find_layout, kind_of_event
@@ -181,7 +181,7 @@ def _parse(path: str, events: Events) -> _Content:
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     _refuse_merged(path, head[:start])
     columns, finder = Columns(events), ProductFinder() if Events.PRODUCTS in events else None
-    stream: EventStream[AnyEvent] = EventStream(kind_of_event(events))
+    stream: EventStream[Event] = EventStream(kind_of_event(events))
     for members, text in stream.read(head[start:], blocks):
         columns.add(members)
         if finder and text:

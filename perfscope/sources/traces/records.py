@@ -5,8 +5,6 @@ Events are decoded straight into these; no dictionary is made for any of them.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import msgspec
 
 from perfscope.tables.trace import ABSENT, Events
@@ -85,16 +83,9 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = Args()
 
 
-class ShapedEvent(msgspec.Struct, gc=False):
+class ShapedEvent(Event, gc=False):
     """One event with the inputs of an operator."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = ABSENT
-    tid: int | str | None = ABSENT
-    ts: float | None = None
-    dur: float | None = None
     args: ShapedArgs | None = ShapedArgs()
 
 
@@ -105,9 +96,6 @@ class TimedEvent(msgspec.Struct, gc=False):
     tid: int | str | None = ABSENT
     ts: float | None = None
     dur: float | None = None
-
-
-AnyEvent: TypeAlias = Event | ShapedEvent
 
 
 class Group(msgspec.Struct):

@@ -19,7 +19,6 @@ from perfscope.sources.traces.metadata import LARGEST_PART_BYTES
 from perfscope.sources.traces.products import ProductFinder, find_meaning
 from perfscope.sources.traces.records import (
     KIND,
-    AnyEvent,
     Event,
     ShapedEvent,
     TimedEvent,
@@ -46,7 +45,7 @@ _PHASE_KEY = b'"ph"'
 _OF_OPERATORS = Events.PRODUCTS | Events.OPERATOR_TIMES | Events.CALLERS
 #: The phases of events that are not read (Chrome's trace event format).
 _OTHER_PHASES = frozenset("sftiIMCBEbenNDOSTFpRcavV()")
-_E = TypeVar("_E", bound=AnyEvent | TimedEvent)
+_E = TypeVar("_E", bound=Event | TimedEvent)
 
 
 class TextLayout(Struct, frozen=True):
@@ -112,11 +111,11 @@ class Scanner:
         self._add_other = dict.fromkeys(phases, self._skipped.append)
         self._rest = b""
 
-        self._of_any: _Decoder[AnyEvent] = _Decoder(kind_of_event(requested), layout)
-        of_device: _Decoder[AnyEvent] = _Decoder(Event, layout)
+        self._of_any: _Decoder[Event] = _Decoder(kind_of_event(requested), layout)
+        of_device: _Decoder[Event] = _Decoder(Event, layout)
         self._timed = _Decoder(TimedEvent, layout)
         #: By kind, its texts in a block and what decodes them whole; None where times and names suffice.
-        self._groups: dict[Events, tuple[list[bytes], _Decoder[AnyEvent] | None]] = {}
+        self._groups: dict[Events, tuple[list[bytes], _Decoder[Event] | None]] = {}
         needed_as = {Events.OPERATORS: _OF_OPERATORS, Events.FRAMES: Events.CALLERS}
         for kind in dict.fromkeys(KIND.values()):
             if requested & (kind | needed_as.get(kind, kind)):
@@ -166,7 +165,7 @@ class Scanner:
         for kind, (texts, decoder) in self._groups.items():
             if not texts:
                 continue
-            events: Sequence[AnyEvent] | Sequence[TimedEvent]
+            events: Sequence[Event] | Sequence[TimedEvent]
             if decoder is None:
                 events = timed = self._timed.decode(texts)
                 self.columns.add_timed(timed, kind)
@@ -242,6 +241,6 @@ class _Decoder(Generic[_E]):
         return self._salvager.read(text)
 
 
-def kind_of_event(events: Events) -> type[AnyEvent]:
+def kind_of_event(events: Events) -> type[Event]:
     """The record of an event: with inputs where they are requested."""
     return ShapedEvent if Events.SHAPES in events else Event
