@@ -196,10 +196,7 @@ def deviations(values: Floats) -> Floats:
 def write_rows(report: Report, folder: Path) -> Report:
     """Write all rows of a report's tables of ranks into a folder, and say in the report where they are.
 
-    A file of an earlier analysis is replaced.
-
-    Raises:
-        SourceError: The folder cannot be made or written.
+    A file of an earlier analysis is replaced. Raises SourceError: the folder cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

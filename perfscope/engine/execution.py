@@ -38,11 +38,7 @@ class Execution(Struct, frozen=True):
     shows_progress: bool = False
 
     def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
-        """Measure every trace.
-
-        Raises:
-            UsageError: Dask is not installed, or its cluster cannot be reached.
-        """
+        """Measure every trace. Raises UsageError: Dask is not installed, or its cluster cannot be reached."""
         if self.dask is not None:
             answers = measure_on_dask(measure, traces, self.dask)
         elif min(self.workers, len(traces)) == 1:
@@ -95,9 +91,8 @@ def measure_in_processes(measure: Measure, traces: Sequence[TraceFiles], workers
 def measure_on_dask(measure: Measure, traces: Sequence[TraceFiles], scheduler: str) -> Iterator[MeasuredTrace]:
     """Measure every trace on the cluster of a scheduler; the answers come in any order.
 
-    Raises:
-        PerfscopeError: The scheduler ended.
-        UsageError: Dask is not installed, the cluster cannot be reached, or its workers have no perfscope.
+    Raises PerfscopeError: the scheduler ended. UsageError: Dask is not installed, the cluster cannot be reached, or its
+    workers have no perfscope.
     """
     try:
         from distributed import Client  # an optional dependency

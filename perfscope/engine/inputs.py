@@ -91,9 +91,8 @@ def _may_be_traces(location: str) -> bool:
 def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
     """Read the run, and find the traces.
 
-    Raises:
-        SourceError: A path does not exist, or there is neither a run nor a trace.
-        UsageError: There are too many files that may be traces.
+    Raises SourceError: a path does not exist, or there is neither a run nor a trace. UsageError: there are too many
+    files that may be traces.
     """
     locations = tuple(os.fspath(path) for path in paths)
     if len(locations) == 1 and not _may_be_traces(locations[0]) and is_run_at(locations[0]):

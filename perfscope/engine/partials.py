@@ -93,8 +93,7 @@ def to_content(
 ) -> bytes:
     """What was measured of a trace by some analyzers, as the content of a file.
 
-    Raises:
-        Unstorable: It could not be read, an analyzer failed, or the file would be too large.
+    Raises Unstorable: it could not be read, an analyzer failed, or the file would be too large.
     """
     if measured.summary is None or measured.mismatch is not None or measured.failed:
         raise Unstorable("the trace could not be measured")
@@ -115,11 +114,7 @@ def to_content(
 
 
 def load(location: str) -> Stored:
-    """Read a file of partials.
-
-    Raises:
-        Refused: It is not whole, or of another version or other code.
-    """
+    """Read a file of partials. Raises Refused: it is not whole, or of another version or other code."""
     stored = read_partials(location)
     if stored.version != __version__:
         raise Refused(f"is of perfscope {stored.version[:20]}")
@@ -133,8 +128,7 @@ def load(location: str) -> Stored:
 def get(files: TraceFiles, task: MeasureTask, absent: Collection[str]) -> tuple[MeasuredTrace, tuple[str, ...]]:
     """What partials say of a trace, and the analyzers for which they say nothing.
 
-    Raises:
-        Refused: They cannot be taken.
+    Raises Refused: they cannot be taken.
     """
     stored = load(partials_path(files.path))
     require_traces(stored.traces, files, absent)

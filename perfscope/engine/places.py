@@ -74,10 +74,8 @@ def at_hand(
 ) -> Iterator[FilePlaces]:
     """Files of locations on this machine; errors that are raised meanwhile name URLs, too.
 
-    ``is_wanted`` tells which files in a folder behind a URL are read, by their names relative to the folder.
-
-    Raises:
-        SourceError: What a URL names does not exist, cannot be listed, or does not fit on the disk.
+    ``is_wanted`` tells which files in a folder behind a URL are read, by their names relative to the folder. Raises
+    SourceError: what a URL names does not exist, cannot be listed, or does not fit on the disk.
     """
     places = FilePlaces()
     with ExitStack() as folders:

@@ -122,9 +122,8 @@ class MeasuredRun(Struct, Generic[_P], frozen=True):
 def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING) -> Analysis:
     """Analyze one run's folder, or traces.
 
-    Raises:
-        SourceError: A path does not exist, or no input can be read.
-        UsageError: ``plan.only`` names an analyzer that does not exist.
+    Raises SourceError: a path does not exist, or no input can be read. UsageError: ``plan.only`` names an analyzer that
+    does not exist.
     """
     require_analyzers(plan.only)  # said before anything is read
     return analyze_inputs(find_inputs(paths), plan)
@@ -133,9 +132,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING) -
 def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     """Analyze what ``find_inputs`` read, as often as wanted.
 
-    Raises:
-        SourceError: No input can be read.
-        UsageError: ``plan.only`` names an analyzer that does not exist.
+    Raises SourceError: no input can be read. UsageError: ``plan.only`` names an analyzer that does not exist.
     """
     recorded = inputs.run.recorded if inputs.run else frozenset()
     chosen = _choose(plan.only, plan.besides, recorded)
@@ -240,9 +237,8 @@ def measure_with(
 ) -> MeasuredRun[_P]:
     """Measure every trace with one analyzer, for a command that reduces its partials of a type itself.
 
-    Raises:
-        MissingInput: It needs traces that are not at hand.
-        SourceError: A path does not exist, or no input can be read.
+    Raises MissingInput: it needs traces that are not at hand. SourceError: a path does not exist, or no input can be
+    read.
     """
     inputs = find_inputs(paths)
     measurements = _measure(inputs, plan, _choose(frozenset({name})))

@@ -39,11 +39,9 @@ _ANY = Plan()
 def read_side(location: str, plan: Plan = _ANY) -> Side:
     """Read one side: a run, traces, a log, a saved result; or several runs, in a folder or separated by commas.
 
-    Trace files that are separated by commas are of the ranks of one job. ``plan`` says how traces are read.
-
-    Raises:
-        SourceError: It does not exist, or is none of these.
-        PerfscopeError: It is saved by another version, or its runs did not train the same.
+    Trace files that are separated by commas are of the ranks of one job. ``plan`` says how traces are read. Raises
+    SourceError: it does not exist, or is none of these. PerfscopeError: it is saved by another version, or its runs did
+    not train the same.
     """
     if not location.strip():
         raise SourceError("''", "names nothing", hint="a side is a run, traces, a log or a saved result")
@@ -139,9 +137,7 @@ def is_saved(path: Path) -> bool:
 def read_saved(path: Path) -> Side:
     """Read a baseline.
 
-    Raises:
-        SourceError: It is not complete JSON.
-        PerfscopeError: It is of another schema or version, or damaged.
+    Raises SourceError: it is not complete JSON. PerfscopeError: it is of another schema or version, or damaged.
     """
     try:
         data = msgspec.json.decode(path.read_bytes())

@@ -40,11 +40,7 @@ class UsedGpu:
 
 
 def require_samples(run: Run) -> tuple[GpuSamples, ...]:
-    """The samples of every GPU.
-
-    Raises:
-        MissingInput: There are none, with the reason.
-    """
+    """The samples of every GPU. Raises MissingInput: there are none, with the reason."""
     if not run.gpus:
         raise NoDevice(run.gpu_notes[0] if run.gpu_notes else "no NVML samples were taken")
     return run.gpus
@@ -53,8 +49,7 @@ def require_samples(run: Run) -> tuple[GpuSamples, ...]:
 def used_gpus(run: Run) -> tuple[UsedGpu, ...]:
     """The sampled GPUs that a rank trained on, in the order of their ranks.
 
-    Raises:
-        MissingInput: There is none, with the reason.
+    Raises MissingInput: there is none, with the reason.
     """
     steps = {table.rank: table for table in last_attempts(run.steps)}
     ranks_by_device = find_device_ranks(run.ranks)

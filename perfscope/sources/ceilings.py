@@ -18,11 +18,7 @@ class _File(Ceiling, frozen=True, kw_only=True):
 
 
 def read_ceiling(path: Path) -> Ceiling:
-    """Read the ceilings of a machine.
-
-    Raises:
-        SourceError: The file cannot be read, or is something else.
-    """
+    """Read the ceilings of a machine. Raises SourceError: the file cannot be read, or is something else."""
     try:
         content = read_regular(path)
     except OSError as error:
@@ -31,11 +27,7 @@ def read_ceiling(path: Path) -> Ceiling:
 
 
 def parse_ceiling(path: Path, content: bytes) -> Ceiling:
-    """Parse the ceilings of a machine.
-
-    Raises:
-        SourceError: They cannot be read, or are something else.
-    """
+    """Parse the ceilings of a machine. Raises SourceError: they cannot be read, or are something else."""
     try:
         file = msgspec.json.decode(content, type=_File)
     except msgspec.MsgspecError as error:

@@ -100,8 +100,7 @@ class _KnownStacks:
 def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
     """Read a snapshot: one history for each device that has events or blocks.
 
-    Raises:
-        SourceError: It cannot be read, is damaged, holds more than plain data, or is no snapshot.
+    Raises SourceError: it cannot be read, is damaged, holds more than plain data, or is no snapshot.
     """
     try:
         value = PlainUnpickler(_read_content(path)).read_value().value
@@ -340,8 +339,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 def read_recorded(path: Path) -> AllocatorHistory:
     """Read a history; of a file that is cut off its intact lines, with the damage in words.
 
-    Raises:
-        SourceError: It cannot be read, is no history, or is one of another version.
+    Raises SourceError: it cannot be read, is no history, or is one of another version.
     """
     lines = _Lines(path)
     headers = [MemoryHeader(**msgspec.structs.asdict(line)) for line in lines.of(_Header)]
@@ -419,11 +417,7 @@ def find_histories(run: Path) -> list[Path]:
 
 
 def read_histories(path: Path) -> tuple[AllocatorHistory, ...]:
-    """Read a file, one history a device.
-
-    Raises:
-        SourceError: It cannot be read, or is no history of an allocator.
-    """
+    """Read a file, one history a device. Raises SourceError: it cannot be read, or is no history of an allocator."""
     if path.name.endswith((MEMORY_SUFFIX, f"{MEMORY_SUFFIX}.gz")):
         return (read_recorded(path),)
     histories = read_snapshot(path)

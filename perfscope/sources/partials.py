@@ -84,8 +84,7 @@ class Stored(Struct, frozen=True, forbid_unknown_fields=True):
 def read_partials(location: str) -> Stored:
     """Read a file of partials, whose values are not decoded yet.
 
-    Raises:
-        Refused: It cannot be read, is too large, not whole, or not of this format; Missing where there is none.
+    Raises Refused: it cannot be read, is too large, not whole, or not of this format; Missing where there is none.
     """
     try:
         with open_small(location) as file:
@@ -220,9 +219,7 @@ _ANYTHING = msgspec.msgpack.Decoder(ext_hook=lambda _code, _block: None)
 def identify(location: str) -> Identity | None:
     """The identity of a trace; None of one that is not compressed, whose end holds no checksum.
 
-    Raises:
-        SourceError: It cannot be opened.
-        OSError: It cannot be read.
+    Raises SourceError: it cannot be opened. OSError: it cannot be read.
     """
     with open_small(location) as file:
         is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC

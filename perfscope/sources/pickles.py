@@ -119,11 +119,7 @@ class InertUnpickler(_PYTHONS):
         self.names: set[str] = set()
 
     def read_value(self) -> InertPickle:
-        """The value.
-
-        Raises:
-            PickleDamage: It is cut off, is no pickle, or has too many opcodes.
-        """
+        """The value. Raises PickleDamage: it is cut off, is no pickle, or has too many opcodes."""
         try:
             with without_collection():
                 self._run()
@@ -304,8 +300,7 @@ class PlainUnpickler(InertUnpickler):
 def read_pickle(content: bytes, start: int = 0) -> InertPickle:
     """Read the pickle that begins at a position.
 
-    Raises:
-        PickleDamage: It is cut off, is no pickle, or has too many opcodes.
+    Raises PickleDamage: it is cut off, is no pickle, or has too many opcodes.
     """
     return InertUnpickler(content, start).read_value()
 
@@ -325,8 +320,7 @@ def without_collection() -> Iterator[None]:
 def walk(value: object) -> Iterator[tuple[tuple[str, ...], Call]]:
     """Every call inside a value, each object once, with the keys on the path to it.
 
-    Raises:
-        PickleDamage: The value is nested deeper than any checkpoint.
+    Raises PickleDamage: the value is nested deeper than any checkpoint.
     """
     todo: list[tuple[int, tuple[str, ...], object]] = [(0, (), value)]
     seen: set[int] = set()

@@ -45,8 +45,7 @@ _BATCH = "coalesced"
 def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
     """Read one rank's dump; the texts say what of it cannot be read.
 
-    Raises:
-        SourceError: The file is no dump, or is cut off.
+    Raises SourceError: the file is no dump, or is cut off.
     """
     try:
         if path.stat().st_size > LARGEST_PICKLE:
@@ -229,8 +228,7 @@ _READ_FOLDERS = frozenset((wire.RANKS_FOLDER, incidents.DEATHS_FOLDER, incidents
 def read_post_mortem(path: Path) -> PostMortem:
     """Read a run, or a folder of dumps whose names end in the rank.
 
-    Raises:
-        SourceError: It is neither, or holds nothing of any rank.
+    Raises SourceError: it is neither, or holds nothing of any rank.
     """
     if not path.is_dir():
         raise SourceError(path, "is neither a run nor a folder of dumps", hint="name the folder")

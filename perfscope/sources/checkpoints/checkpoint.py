@@ -141,8 +141,7 @@ class _Reading:
 def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
     """Read a checkpoint: its folder, the folder of several (the newest, or the one named ``tag``), or one file.
 
-    Raises:
-        SourceError: There is no checkpoint.
+    Raises SourceError: there is no checkpoint.
     """
     if path.is_file():
         return _read_files(path, path.parent, SelectedCheckpoint("", "", {path.name: path.stat().st_size}))

@@ -74,9 +74,7 @@ class _Piece:
 def read_metadata(path: Path) -> DcpMetadata:
     """Read a checkpoint's ``.metadata``.
 
-    Raises:
-        FileDamage: It is not a complete pickle of a checkpoint's metadata.
-        OSError: It cannot be read.
+    Raises FileDamage: it is not a complete pickle of a checkpoint's metadata. OSError: it cannot be read.
     """
     with open_regular(path) as file:
         content = file.read(LARGEST_PICKLE + 1)

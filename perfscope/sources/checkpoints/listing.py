@@ -41,8 +41,7 @@ class Listing:
 def list_files(folder: Path) -> Listing:
     """List every file below a folder; links to folders elsewhere are followed, each folder once.
 
-    Raises:
-        SourceError: The folder cannot be read, or there are too many files.
+    Raises SourceError: the folder cannot be read, or there are too many files.
     """
     lister = _Lister(os.path.realpath(folder))
     lister.list_all()

@@ -52,9 +52,7 @@ class StoredTensor:
 def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     """Read a file's header and check it against the file.
 
-    Raises:
-        FileDamage: The header is not complete, or does not fit the file.
-        OSError: The file cannot be read.
+    Raises FileDamage: the header is not complete, or does not fit the file. OSError: the file cannot be read.
     """
     with open_regular(path) as file, without_collection():
         return _parse_header(file, os.fstat(file.fileno()).st_size)

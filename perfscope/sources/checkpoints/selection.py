@@ -360,8 +360,7 @@ class SelectedCheckpoint:
 def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> SelectedCheckpoint:
     """Select the newest checkpoint, or the one named ``tag``.
 
-    Raises:
-        SourceError: There is no checkpoint, or none of this name.
+    Raises SourceError: there is no checkpoint, or none of this name.
     """
     tracked = _read_tracker(path, listing)
     candidates = _find_candidates(path, listing)

@@ -114,9 +114,7 @@ def item_bytes(dtype: str) -> int | None:
 def read_torch_file(path: Path) -> TorchFile:
     """Read a file's table of contents; a longer list of tensors is refused.
 
-    Raises:
-        FileDamage: The file is not complete, or was made to harm its reader.
-        OSError: The file cannot be read.
+    Raises FileDamage: the file is not complete, or was made to harm its reader. OSError: the file cannot be read.
     """
     with open_regular(path) as file:
         start = file.read(4096)
@@ -135,9 +133,7 @@ def read_torch_file(path: Path) -> TorchFile:
 def check_end(path: Path) -> None:
     """Check that a file has its end, without reading what is in it; only zip archives have one that says so.
 
-    Raises:
-        FileDamage: It is cut off, or was never written.
-        OSError: It cannot be read.
+    Raises FileDamage: it is cut off, or was never written. OSError: it cannot be read.
     """
     with open_regular(path) as file:
         start = file.read(4096)

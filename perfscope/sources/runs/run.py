@@ -71,8 +71,7 @@ class _Process:
 def read_run(path: Path, *, has_samples: bool = True) -> Run:
     """Read a run's folder, traces excepted; without the samples of GPUs, of which a week has a million, if told so.
 
-    Raises:
-        SourceError: The folder is no run.
+    Raises SourceError: the folder is no run.
     """
     if not is_run(path):
         raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")

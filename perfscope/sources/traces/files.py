@@ -39,9 +39,7 @@ def open_trace(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
 def open_small(location: str) -> BinaryIO:
     """Open a file for few reads, which no buffer makes faster, or a URL.
 
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-        SourceError: The URL cannot be opened.
+    Raises OSError: it cannot be opened, or is no regular file. SourceError: the URL cannot be opened.
     """
     return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location, opener=open_descriptor))
 
@@ -49,9 +47,8 @@ def open_small(location: str) -> BinaryIO:
 def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
     """The traces among files, below folders and behind patterns, each once, in the order of their names.
 
-    Raises:
-        SourceError: A location does not exist.
-        UsageError: There are more files than ``most`` that may be traces; listing stops there.
+    Raises SourceError: a location does not exist. UsageError: there are more files than ``most`` that may be traces;
+    listing stops there.
     """
     paths: set[str] = set()
     for location in locations:

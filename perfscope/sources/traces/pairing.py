@@ -28,8 +28,7 @@ _IS_MARK = re.compile(f"^{STEP_MARK}")
 def pair_windows(operators: Trace, light: Trace) -> Trace:
     """The trace of both windows; its path is the light one's.
 
-    Raises:
-        NoMatch: A step of the light window has no match; the text says why.
+    Raises NoMatch: a step of the light window has no match; the text says why.
     """
     matched = match_steps(operators, light)
     names = {name: number for number, name in enumerate(light.names)}

@@ -86,10 +86,8 @@ def read_trace(
 ) -> Trace:
     """Read a trace, by its path or URL; only the requested kinds of events are decoded.
 
-    ``rank_rule`` finds the rank of a trace that does not state it.
-
-    Raises:
-        SourceError: The file cannot be opened, is empty, or is not a trace.
+    ``rank_rule`` finds the rank of a trace that does not state it. Raises SourceError: the file cannot be opened, is
+    empty, or is not a trace.
     """
     location = os.fspath(path)
     try:
@@ -153,10 +151,8 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
 def read_events(path: str, kind: type[_T]) -> Iterator[list[_T]]:
     """Yield all events of a trace, those of a block together; damaged ones are left out.
 
-    ``kind`` is a msgspec.Struct of the keys that are wanted, with a default for each.
-
-    Raises:
-        SourceError: The file cannot be opened, or is not a trace.
+    ``kind`` is a msgspec.Struct of the keys that are wanted, with a default for each. Raises SourceError: the file
+    cannot be opened, or is not a trace.
     """
     blocks = read_blocks(path, [])
     head = read_head(blocks)
