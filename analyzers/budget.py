@@ -24,12 +24,12 @@ from perfscope.analyzers.overlap import members_by_group
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.measures.idle_gaps import gaps_of_device
-from perfscope.measures.intervals import covered, union
 from perfscope.measures.marked_steps import step_number
 from perfscope.measures.parts import CAUSES
 from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Float64, Int64
+from perfscope.tables.intervals import covered, union
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
 

@@ -18,11 +18,11 @@ import numpy as np
 from perfscope import report
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.measures.intervals import Intervals, covered, union
 from perfscope.measures.nesting import Nesting
 from perfscope.report import MOST_ROWS, Cell, Section, long_table, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import Intervals, covered, union
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct
 
 _COMMUNICATION = (

@@ -26,8 +26,8 @@ from perfscope.errors import NotApplicable
 from perfscope.measures.nesting import Nesting
 from perfscope.report import MOST_ROWS, Cell, Column, Row, Section, in_unit, percent, percent_of
 from perfscope.result import Doc, Figures, Result, figure
-from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import union
 from perfscope.tables.operator_details import OperatorDetails, no_details
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -185,7 +185,7 @@ class ModuleMap:
         self._numberless = np.append((self._kind == _NODE_KIND) & (self._sequence == ABSENT), False)
         # Where forward operators run, by thread: inside a node they repeat the forward pass.
         self._repeats = {
-            thread: merge_spans(self._forward.start_ns[rows], self._forward.end_ns[rows])
+            thread: union(self._forward.start_ns[rows], self._forward.end_ns[rows])
             for thread in distinct(self._forward.thread)
             for rows in (self._forward.thread == thread,)
         }
@@ -223,13 +223,13 @@ class ModuleMap:
         """Where moments of threads are."""
         scope = self._nesting.innermost(moments_ns, threads)
         phase = self._phase[scope].copy()
-        for thread, (starts, ends) in self._repeats.items():
+        for thread, repeats in self._repeats.items():
             mine = np.flatnonzero((phase == ModulePhase.BACKWARD) & (threads == thread) & (scope != ABSENT))
-            if not len(mine) or not len(starts):
+            if not len(mine) or not len(repeats):
                 continue
-            span = np.searchsorted(starts, moments_ns[mine], side="right") - 1
-            covers = (span >= 0) & (moments_ns[mine] < ends[np.maximum(span, 0)])
-            begins_inside = starts[np.maximum(span, 0)] >= self._start[scope[mine]]
+            span = np.searchsorted(repeats.start, moments_ns[mine], side="right") - 1
+            covers = (span >= 0) & (moments_ns[mine] < repeats.end[np.maximum(span, 0)])
+            begins_inside = repeats.start[np.maximum(span, 0)] >= self._start[scope[mine]]
             phase[mine[covers & begins_inside]] = ModulePhase.RECOMPUTATION
         return ModulePlaces(self._module[scope], phase, self._numberless[scope])
 

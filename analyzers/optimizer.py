@@ -17,9 +17,9 @@ import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.measures.intervals import union
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
+from perfscope.tables.intervals import union
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
 FUSED, FOREACH, LOOP = "fused", "foreach", "loop"

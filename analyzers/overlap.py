@@ -30,10 +30,10 @@ from perfscope.analyzers.collectives.process_groups import (
 )
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.measures.intervals import covered
 from perfscope.report import Section, percent
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool
+from perfscope.tables.intervals import covered
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 

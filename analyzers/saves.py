@@ -20,9 +20,9 @@ import numpy as np
 
 from perfscope.constants import GB, KB, MB, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.measures.intervals import Intervals, union
 from perfscope.report import Section, in_unit
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
+from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.run import Run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_count

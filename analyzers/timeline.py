@@ -26,12 +26,12 @@ from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.measures.idle_gaps import gaps_of_device
-from perfscope.measures.intervals import Intervals, covered, union
 from perfscope.measures.marked_steps import step_number, step_numbers
 from perfscope.measures.parts import CAUSES
 from perfscope.report import MOST_ROWS, Cell, Column, Section, long_table, percent_of
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import Intervals, covered, union
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _BUSY = ("compute", "compute beside communication", "exposed communication", "exposed copy")

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from perfscope import report
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.measures.intervals import Intervals, union
 from perfscope.measures.parts import LifePart
 from perfscope.measures.step_selection import last_attempts
 from perfscope.report import Cell, Section, in_unit, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
+from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.run import Run, Window
 from perfscope.tables.steps import FIRST_STEP, SLOW, WINDOW, Steps
 from perfscope.tables.timeline import Timeline

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.collectives.process_groups import is_point_to_point, roles_in
-from perfscope.measures.intervals import Intervals, covered
 from perfscope.measures.marked_steps import step_numbers
 from perfscope.tables.columns import Int64
+from perfscope.tables.intervals import Intervals, covered
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 
 Integers: TypeAlias = npt.NDArray[np.int16 | np.int32 | np.int64]

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, calls_by_group, operation_named
 from perfscope.analyzers.collectives.matching import join_windows
 from perfscope.analyzers.collectives.process_groups import described_role, is_point_to_point, is_transfer, roles_in
-from perfscope.measures.intervals import covered
 from perfscope.measures.kernel_medians import KernelMedians, measure_kernels
 from perfscope.measures.marked_steps import step_numbers
 from perfscope.measures.step_profile import StepProfile, measure_steps
 from perfscope.tables.columns import Bool
+from perfscope.tables.intervals import covered
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 _MOST_ENDS = 256

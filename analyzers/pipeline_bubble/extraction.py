@@ -33,9 +33,9 @@ from perfscope.analyzers.pipeline_bubble.rank_passes import (
     RankPasses,
     Transfer,
 )
-from perfscope.measures.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
 from perfscope.wire.passes import parse_pass_range
 

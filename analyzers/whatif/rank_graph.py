@@ -22,9 +22,9 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.collectives.calls import GroupCalls, calls_by_group, rows_by_group
-from perfscope.measures.intervals import covered
 from perfscope.measures.marked_steps import step_numbers
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import covered
 from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, distinct, span_at
 
 _STREAM_WAITS = frozenset(("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"))

@@ -34,10 +34,10 @@ from perfscope.analyzers.whatif.replay import (
 )
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
-from perfscope.measures.intervals import union
 from perfscope.report import MOST_ROWS
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.tables.intervals import union
 from perfscope.tables.trace import ABSENT, Work
 
 #: A replay that is farther from the measured step misses something that the job waited for.

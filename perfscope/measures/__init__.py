@@ -1,1 +1,1 @@
-"""What several analyzers measure by: steady-state steps, parts of time, intervals, statistics, readings of GPUs."""
+"""What several analyzers measure by: steady-state steps, parts of time, statistics, readings of GPUs."""

@@ -21,9 +21,9 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.constants import NS_PER_MS
-from perfscope.measures.intervals import Intervals, union
 from perfscope.measures.parts import HOST_CAUSES
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.trace import Trace, distinct
 
 #: A pause of a thread that is shorter is Python between two operators.

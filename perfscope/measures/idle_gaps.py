@@ -22,9 +22,9 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.measures.host_activity import HostActivity, names_with
-from perfscope.measures.intervals import Intervals, union
 from perfscope.measures.parts import CAUSES, HOST_CAUSES
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.trace import ABSENT, Trace
 
 LAUNCH_GAP_NS = 5000

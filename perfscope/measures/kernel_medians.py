@@ -11,8 +11,8 @@ from zlib import adler32, crc32
 import numpy as np
 from msgspec import Struct
 
-from perfscope.measures.intervals import Intervals
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import Intervals
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 #: The kernels with the most time, of which a rank sends its medians; the others count by their time.

@@ -12,9 +12,9 @@ from typing import Annotated
 import numpy as np
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.measures.intervals import covered, union
 from perfscope.result import Doc, Figures, InUnit
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.intervals import covered, union
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 

@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Annotated, Self
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.measures.intervals import covered
 from perfscope.report import Cell, Column, percent, percent_of
 from perfscope.result import Doc, Figures, InUnit, figure
+from perfscope.tables.intervals import covered
 from perfscope.tables.trace import DeviceEvents, Work
 
 #: What the host did while the device waited for a launch; the last one where the trace does not show operators.

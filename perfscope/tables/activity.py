@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from perfscope.tables.columns import Int64
+from perfscope.tables.intervals import union
 
 
 def _nothing() -> Int64:
@@ -37,24 +38,9 @@ def join_spans(tables: Sequence[ThreadSpans]) -> ThreadSpans:
     while is_open.any():  # there are few threads
         number = int(thread[is_open.argmax()])
         rows = thread == number
-        begins, ends = merge_spans(start[rows], end[rows])
-        joined.append((begins, ends, np.full(len(begins), number, np.int64)))
+        spans = union(start[rows], end[rows])
+        joined.append((spans.start, spans.end, np.full(len(spans), number, np.int64)))
         is_open &= ~rows
     joined.sort(key=lambda columns: int(columns[2][0]) if len(columns[2]) else 0)
     columns = [np.concatenate(parts) for parts in zip(*joined, strict=True)] if joined else [_nothing()] * 3
     return ThreadSpans(*columns)
-
-
-def merge_spans(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """The moments that any of some spans covers, as disjoint spans in order; the given ones may be empty."""
-    is_proper = start < end
-    start, end = start[is_proper], end[is_proper]
-    if not len(start):
-        return start, end
-    if (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    opens = np.concatenate([[True], start[1:] > reach[:-1]])
-    closes = np.concatenate([opens[1:], [True]])
-    return start[opens], reach[closes]

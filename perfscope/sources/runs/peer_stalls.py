@@ -16,6 +16,7 @@ from perfscope import wire
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.runs.save_records import SAVE, host_offsets_ns
 from perfscope.tables.columns import Int64, present
+from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.steps import FIRST_STEP, SLOW, WINDOW, PeerStall, Steps
 from perfscope.tables.timeline import Timeline
 
@@ -28,24 +29,26 @@ _LONGEST = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stalls:
-    """What the ranks of a job did of one kind, on one clock: disjoint stretches, a row each with its start and its end.
+    """What the ranks of a job did of one kind, on one clock.
 
     ``longest`` are, for each stretch of all, the ranks with the longest stretches in it.
     """
 
-    by_rank: Mapping[int, Int64]
-    of_all: Int64
+    by_rank: Mapping[int, Intervals]
+    of_all: Intervals
     longest: tuple[tuple[int, ...], ...]
 
     def wait_ns(self, rank: int, begins_ns: Int64, ends_ns: Int64) -> Int64:
         """For how long of each step others did it, and this rank did not."""
-        own = self.by_rank.get(rank, np.zeros((0, 2), np.int64))
-        waits_ns = _covered(self.of_all, begins_ns, ends_ns) - _covered(own, begins_ns, ends_ns)
-        return np.asarray(np.maximum(waits_ns, 0), np.int64)
+        of_all, own = (
+            np.maximum(stretches.measure_within(begins_ns, ends_ns), 0)
+            for stretches in (self.of_all, self.by_rank.get(rank, Intervals()))
+        )
+        return np.asarray(np.maximum(of_all - own, 0), np.int64)
 
     def find_rank(self, rank: int, begin_ns: int, end_ns: int) -> int:
         """The rank that another one waits for in a step."""
-        shared_ns = np.minimum(self.of_all[:, 1], end_ns) - np.maximum(self.of_all[:, 0], begin_ns)
+        shared_ns = np.minimum(self.of_all.end, end_ns) - np.maximum(self.of_all.start, begin_ns)
         by_share: list[int] = np.argsort(-shared_ns, kind="stable").tolist()
         return next(number for stretch in by_share for number in self.longest[stretch] if number != rank)
 
@@ -74,54 +77,34 @@ def find_peer_stalls(tables: Sequence[Steps], timelines: Sequence[Timeline]) -> 
     return tuple(marked.get(id(table), table) for table in tables)
 
 
-def _list_own(table: Steps, timeline: Timeline, offset_ns: int) -> dict[str, Int64]:
-    spans, ends = timeline.spans, table.end_ns
-    edges = np.stack([spans.start_ns, spans.end_ns], axis=1)
-    own = {kind: edges[spans.kind == kind] for kind in _OF_SPANS}
-    begins = np.ma.filled(table.begin_ns, 0)
-    is_timed, is_first = present(table.begin_ns), table.step == 1
-    own[FIRST_STEP] = np.stack([begins, ends], axis=1)[is_timed & is_first]
-    previous = np.concatenate([begins[:1], ends[:-1]])
-    boundaries = np.stack([previous, begins], axis=1)[is_timed & (table.window != "")]
-    in_windows = np.stack([begins, ends], axis=1)[is_timed & np.isin(table.window, ("warmup", "profiled"))]
-    own[WINDOW] = np.concatenate([boundaries, in_windows])
-    return {kind: _merge(stretches + offset_ns)[0] for kind, stretches in own.items() if len(stretches)}
+def _list_own(table: Steps, timeline: Timeline, offset_ns: int) -> dict[str, Intervals]:
+    spans, ends = timeline.spans, table.end_ns + offset_ns
+    chosen = {kind: spans.kind == kind for kind in _OF_SPANS}
+    own = {
+        kind: union(spans.start_ns[rows] + offset_ns, spans.end_ns[rows] + offset_ns) for kind, rows in chosen.items()
+    }
+    begins = np.ma.filled(table.begin_ns, 0) + offset_ns
+    is_timed = present(table.begin_ns)
+    is_first, is_inside = is_timed & (table.step == 1), is_timed & np.isin(table.window, ("warmup", "profiled"))
+    own[FIRST_STEP] = union(begins[is_first], ends[is_first])
+    previous, is_boundary = np.concatenate([begins[:1], ends[:-1]]), is_timed & (table.window != "")
+    own[WINDOW] = union(previous[is_boundary], begins[is_boundary]) | union(begins[is_inside], ends[is_inside])
+    return {kind: stretches for kind, stretches in own.items() if len(stretches)}
 
 
-def _join(by_rank: Mapping[int, Int64]) -> _Stalls:
+def _join(by_rank: Mapping[int, Intervals]) -> _Stalls:
     ranks = np.repeat(list(by_rank), [len(stretches) for stretches in by_rank.values()])
-    every = np.concatenate(list(by_rank.values()))
-    of_all, owner = _merge(every)
-    order = np.lexsort((every[:, 0] - every[:, 1], owner))
-    longest: list[list[int]] = [[] for _ in of_all]
+    start, end = (
+        np.concatenate(column) for column in zip(*((own.start, own.end) for own in by_rank.values()), strict=True)
+    )
+    of_all = union(start, end)
+    owner = np.searchsorted(of_all.start, start, side="right") - 1
+    order = np.lexsort((start - end, owner))
+    longest: list[list[int]] = [[] for _ in range(len(of_all))]
     for stretch, rank in zip(owner[order].tolist(), ranks[order].tolist(), strict=True):
         if len(longest[stretch]) < _LONGEST and rank not in longest[stretch]:
             longest[stretch].append(rank)
     return _Stalls(by_rank, of_all, tuple(map(tuple, longest)))
-
-
-def _merge(stretches: Int64) -> tuple[Int64, Int64]:
-    """Stretches as disjoint ones, ascending, and for each stretch which of these it is a part of."""
-    order = np.argsort(stretches[:, 0], kind="stable")
-    starts, ends = stretches[order, 0], np.maximum.accumulate(stretches[order, 1])
-    is_first = np.concatenate([[True], starts[1:] > ends[:-1]])
-    owner = np.empty(len(order), np.int64)
-    owner[order] = np.cumsum(is_first) - 1
-    is_last = np.concatenate([is_first[1:], [True]])
-    return np.stack([starts[is_first], ends[is_last]], axis=1), owner
-
-
-def _covered(stretches: Int64, begins_ns: Int64, ends_ns: Int64) -> Int64:
-    before = np.concatenate([[0], np.cumsum(stretches[:, 1] - stretches[:, 0])])
-
-    def until(moments: Int64) -> Int64:
-        row = np.searchsorted(stretches[:, 0], moments, side="right") - 1
-        within = np.minimum(moments, stretches[row, 1]) - stretches[row, 0]
-        return np.asarray(np.where(row < 0, 0, before[row] + within), np.int64)
-
-    if not len(stretches):
-        return np.zeros(len(ends_ns), np.int64)
-    return np.asarray(np.maximum(until(ends_ns) - until(begins_ns), 0), np.int64)
 
 
 def _saved(tables: Iterable[Steps]) -> dict[int, int]:

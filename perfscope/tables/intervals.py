@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
 
 
@@ -96,7 +95,17 @@ def covered(spans: TimeSpans, rows: Bool | Int64) -> Intervals:
 
 def union(start: Int64, end: Int64) -> Intervals:
     """The moments that any of the intervals covers; they may overlap, touch and be empty, in any order."""
-    return Intervals(*merge_spans(start, end))
+    is_proper = start < end
+    start, end = start[is_proper], end[is_proper]
+    if not len(start):
+        return Intervals(start, end)
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    opens = np.concatenate([[True], start[1:] > reach[:-1]])
+    closes = np.concatenate([opens[1:], [True]])
+    return Intervals(start[opens], reach[closes])
 
 
 def _intersect(first: Intervals, second: Intervals) -> Intervals:
