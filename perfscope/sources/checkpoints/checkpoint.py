@@ -9,10 +9,11 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind
+from perfscope.models.data_files import read_data
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage, list_files
-from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
+from perfscope.sources.checkpoints.roles import find_role, sum_by_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import read_safetensors
 from perfscope.sources.checkpoints.selection import (
     INDEX_ENDINGS,
@@ -24,25 +25,9 @@ from perfscope.sources.checkpoints.selection import (
 )
 from perfscope.sources.checkpoints.torch_files import TorchFile, read_torch_file
 from perfscope.sources.pickles import Call, entries, parse_shape, without_collection
-from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role
 
-_MODULES = frozenset({
-    "os", "posix", "nt", "posixpath", "subprocess", "sys", "shutil", "socket", "pty", "runpy", "importlib", "ctypes",
-    "webbrowser", "code", "codeop", "pdb", "bdb", "timeit", "asyncio", "multiprocessing", "threading", "signal",
-    "urllib", "http", "requests", "httpx", "ftplib", "smtplib", "pickle", "_pickle", "marshal", "shelve", "tempfile",
-    "pydoc", "cProfile", "profile", "trace", "venv", "ensurepip", "pip", "commands", "platform", "operator",
-    "aiohttp", "paramiko", "xmlrpc", "telnetlib", "doctest", "idlelib", "distutils", "setuptools", "nturl2path",
-})  # fmt: skip
-_BUILTINS = frozenset({
-    "eval", "exec", "execfile", "compile", "open", "input", "__import__", "setattr", "delattr", "globals", "locals",
-    "vars", "breakpoint", "exit", "quit", "apply", "file", "map", "filter", "help",
-})  # fmt: skip
-# A dotted name can reach a module through the imports of another one: torch.serialization.os.system.
-_INNER = frozenset({"os", "sys", "subprocess", "builtins", "importlib", "shutil", "socket", "ctypes", "pickle"})
-_TORCH = ("torch.hub.", "torch.load", "torch.serialization.load", "torch.utils.cpp_extension", "torch.package.",
-          "torch.jit.load", "torch._dynamo", "torch._inductor", "torch.classes.", "torch.ops.load",
-          "torch.distributed.rpc", "torch.multiprocessing", "torch.utils.collect_env", "torch.utils.bottleneck",
-          "numpy.load", "numpy.fromfile", "numpy.f2py", "numpy.distutils", "numpy.testing", "joblib.")  # fmt: skip
+_DANGEROUS: dict[str, list[str]] = read_data("checkpoint_names")["dangerous"]
 
 
 def find_dangerous_calls(names: Iterable[str]) -> tuple[str, ...]:
@@ -55,8 +40,9 @@ def _is_dangerous(name: str) -> bool:
         return True
     module, _, function = name.partition(".")
     if module in ("builtins", "__builtin__", "__builtins__"):
-        return function.split(".")[0] in _BUILTINS
-    return module in _MODULES or name.startswith(_TORCH) or not _INNER.isdisjoint(function.split("."))
+        return function.split(".")[0] in _DANGEROUS["builtins"]
+    is_inside = not set(_DANGEROUS["inner"]).isdisjoint(function.split("."))
+    return module in _DANGEROUS["modules"] or name.startswith(tuple(_DANGEROUS["beginnings"])) or is_inside
 
 
 def parse_parameter_sizes(value: object) -> Iterator[tuple[str, int]]:
@@ -286,15 +272,12 @@ def _read_shard(reading: _Reading, read: CheckpointFile) -> CheckpointFile:
     extent = metadata.extents.get(file_name, 0)
     if extent > read.bytes:
         reading.damage.append(f"{read.path} is cut off: .metadata states {extent:,} bytes, not {read.bytes:,}")
-    sums: dict[tuple[Role, str], list[int]] = {}
+    sizes = []
     for tensor_name, part in metadata.files.get(file_name, {}).items():
         tensor = metadata.tensors.get(tensor_name)
         if tensor is None or not part.elements:
             continue  # objects, and the headers around every tensor, are bytes of the file beside its tensors
         is_copy = tensor_name == reading.tied.get(folder)
         role = Role.OTHER if is_copy else find_role([tensor_name], tensor.dtype, Kind.SHARD)
-        entry = sums.setdefault((role, tensor.dtype), [0, 0])
-        entry[0] += part.elements
-        entry[1] += part.tensor_bytes
-    groups = tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items()))
-    return replace(read, holds=groups)
+        sizes.append((role, tensor.dtype, part.elements, part.tensor_bytes))
+    return replace(read, holds=sum_by_role(sizes))

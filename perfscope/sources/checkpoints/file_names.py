@@ -1,8 +1,4 @@
-"""The kind of a checkpoint's files, and its layout, by the names of the files.
-
-The names come from the code that writes them: DeepSpeed's engine and pipeline module, Megatron-LM's checkpointing,
-torch's FileSystemWriter and Hugging Face's trainer.
-"""
+"""The kind of a checkpoint's files, and its layout, by the names of the files."""
 
 from __future__ import annotations
 
@@ -11,28 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from perfscope.models.data_files import read_data
 from perfscope.tables.checkpoint import Kind, Layout
 
-_NAMES: tuple[tuple[str, Kind], ...] = (
-    (r"(?:\w+_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt", Kind.OPTIMIZER),
-    (r"(?:\w+_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt", Kind.MODEL_METADATA),
-    (r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt", Kind.EXPERT),
-    (r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt", Kind.EXPERT_OPTIMIZER),
-    (r"layer_(?P<layer>\d+)(?:-model_(?P<tp>\d+))?-model_states\.pt", Kind.LAYER),
-    (r"mp_rank_(?P<mp>\d+)_model_states\.pt", Kind.MODEL),
-    (r"(?:.*/)?zero/(?P<parameter>.+)/(?:fp32|exp_avg|exp_avg_sq|step)\.pt", Kind.UNIVERSAL),
-    (r"mp_rank_(?P<tp>\d+)(?:_(?P<pp>\d+))?(?:_(?P<ep>\d+))?/model_optim_rng\.pt", Kind.MODEL_AND_OPTIMIZER),
-    (r"mp_rank_(?P<tp>\d+)(?:_(?P<pp>\d+))?(?:_(?P<ep>\d+))?/model_rng\.pt", Kind.WEIGHTS),
-    (r"mp_rank_(?P<tp>\d+)(?:_(?P<pp>\d+))?(?:_(?P<ep>\d+))?/(?:distrib_optim|optim)\.pt", Kind.OPTIMIZER),
-    (r"__(?P<rank>\d+)_(?P<part>\d+)\.distcp", Kind.SHARD),
-    (r"model(?:-\d+-of-\d+)?\.safetensors|.*\.safetensors", Kind.WEIGHTS),
-    (r"pytorch_model(?:-\d+-of-\d+)?\.bin|adapter_model\.bin", Kind.WEIGHTS),
-    (r"(?!model)(?:.*[-_.])?optim(?:izer)?s?(?:[-_.=].*)?\.(?:pt|pth|bin)", Kind.OPTIMIZER),
-    (r"\.metadata|metadata\.json|common\.pt|.*\.index\.json|config\.json|trainer_state\.json", Kind.METADATA),
-    (r"scheduler\.pt|scaler\.pt|training_args\.bin|rng_state(?:_\d+)?\.pth|random_states_\d+\.pkl", Kind.OTHER),
-    (r".*\.(?:pt|pth|ckpt)", Kind.MODEL_AND_OPTIMIZER),
-)
-_PATTERNS = tuple((re.compile(pattern), kind) for pattern, kind in _NAMES)
+_PATTERNS = tuple((re.compile(pattern), Kind[kind]) for pattern, kind in read_data("checkpoint_names")["files"])
 _ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors", ".json", ".pkl", ".metadata")
 _STATE_KINDS = frozenset(Kind) - {Kind.OTHER, Kind.METADATA}
 _TRACKERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")

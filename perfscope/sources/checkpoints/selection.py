@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from perfscope.errors import SourceError
 from perfscope.files import read_text
+from perfscope.models.data_files import read_data
 from perfscope.sources.checkpoints.dcp import METADATA_FILE
 from perfscope.sources.checkpoints.file_names import holds_state, is_tracker, parse_name
 from perfscope.sources.checkpoints.listing import MOST_FILES, MOST_LISTED, FileDamage, Listing
@@ -37,12 +38,7 @@ _STEPS = (
 _TRAILING = re.compile(r"(?:^|[-_.=])(\d+)$")
 #: Lightning numbers the files of one step: ``epoch=0-step=9-v1.ckpt`` is a checkpoint of its own.
 _VERSION = re.compile(r"[-_](v\d+)$")
-_MARKS = frozenset({"best", "last", "latest", "final", "newest", "current", "tmp", "temp"})
-_ROLES = frozenset({
-    "model", "models", "optimizer", "optim", "opt", "scheduler", "lr", "sched", "ema", "weights", "state", "states",
-    "dict", "params", "net", "rng", "scaler", "trainer", "training", "train", "full", "checkpoint", "ckpt", "chkpt",
-    "extra", "meta", "universal", "global", "pytorch", "sd", "",
-})  # fmt: skip
+_WORDS: dict[str, list[str]] = read_data("checkpoint_names")["words"]
 
 
 class CheckpointName(NamedTuple):
@@ -71,8 +67,8 @@ def parse_identity(name: str) -> CheckpointName:
         if step is None and not (pattern is _TRAILING and epoch is not None):
             step, rest = _take(pattern, rest)
     words = re.split(r"[-_.=\s]+", rest)
-    marks = [*(word for word in words if word in _MARKS), *([version[1]] if version else ())]
-    series = "-".join(word for word in words if word not in _MARKS and word not in _ROLES)
+    marks = [*(word for word in words if word in _WORDS["marks"]), *([version[1]] if version else ())]
+    series = "-".join(word for word in words if word not in (*_WORDS["marks"], *_WORDS["parts"]))
     return CheckpointName(series, step, epoch, "-".join(marks))
 
 
