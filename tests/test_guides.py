@@ -101,8 +101,8 @@ def analyze(partials: Sequence[int]) -> KernelCount:
 
 def test_a_new_file_and_one_line_add_an_analyzer(tree: Tree) -> None:
     tree.add_file("analyzers/toy.py", ANALYZER)
-    line = 'Analyzer("toy", "perfscope.analyzers.toy", Reads.TRACES),'
-    tree.add_line("perfscope/engine/registry.py", line, before='Analyzer("breakdown"')
+    line = '_own("toy", Reads.TRACES),'
+    tree.add_line("perfscope/engine/registry.py", line, before='_own("breakdown"')
     assert "## Toy" in tree.perfscope("analyze", "--only", "toy", TRACE).stdout
     results = json.loads(tree.perfscope("analyze", "--format", "json", TRACE).stdout)["results"]
     assert results["toy"]["kernels"] == results["breakdown"]["ranks"][0]["device_events"] > 0

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
 from msgspec import Struct
 
@@ -122,75 +122,52 @@ REPLAY = "whatif"
 _WITH_TIMES = BASIC_EVENTS | Events.OPERATOR_TIMES
 _WITH_SHAPES = BASIC_EVENTS | Events.OPERATORS | Events.SHAPES
 
+
+def _own(name: str, reads: Reads, module: str = "", **how: Any) -> Analyzer:  # noqa: ANN401 - attributes of Analyzer
+    """An analyzer of ours, in the module of its name unless another one is named."""
+    return Analyzer(name, f"perfscope.analyzers.{module or name}", reads, **how)
+
+
 BUILT_IN: tuple[Analyzer, ...] = (
-    Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
-    Analyzer("loop", "perfscope.analyzers.loop", Reads.RUN),
-    Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
-    Analyzer("late_ranks", "perfscope.analyzers.stragglers.records", Reads.RUN),
-    Analyzer("setup", "perfscope.analyzers.setup", Reads.RUN),
-    Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
-    Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
-    Analyzer("saves", "perfscope.analyzers.saves", Reads.RUN),
-    Analyzer("goodput", "perfscope.analyzers.goodput", Reads.RUN, is_default=False),
-    Analyzer("memory", "perfscope.analyzers.memory", Reads.RUN),
-    Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
-    Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),
-    Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN_AND_TRACES, partials_of="operations"),
-    Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
-    Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS | Events.FRAMES),
-    Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
-    Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=_WITH_TIMES),
-    Analyzer("calls", "perfscope.analyzers.calls", Reads.TRACES, needs=BASIC_EVENTS | Events.CALLERS),
-    Analyzer("optimizer", "perfscope.analyzers.optimizer", Reads.TRACES),
-    Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES, varies_with=Events.OPERATORS),
-    Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
-    Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES, needs=_WITH_TIMES),
-    Analyzer("stragglers", "perfscope.analyzers.stragglers.traces", Reads.TRACES, partials_of="collectives"),
-    Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
-    Analyzer(
-        "pipeline_bubble",
-        "perfscope.analyzers.pipeline_bubble",
-        Reads.TRACES,
-        kind_module="perfscope.analyzers.pipeline_bubble.rank_passes",
-    ),
-    Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
-    Analyzer(
-        "modules",
-        "perfscope.analyzers.modules",
-        Reads.TRACES,
-        needs=_WITH_SHAPES | Events.SEQUENCES,
-        is_default=False,
-        recorded_by="modules",
-    ),
-    Analyzer(
-        "roofline",
-        "perfscope.analyzers.roofline",
-        Reads.TRACES,
-        needs=_WITH_SHAPES,
-        is_default=False,
-        recorded_by="shapes",
-    ),
-    Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, is_default=False, is_stored=False),
-    Analyzer(
+    _own("wall_clock", Reads.RUN),
+    _own("loop", Reads.RUN),
+    _own("steps", Reads.RUN),
+    _own("late_ranks", Reads.RUN, module="stragglers.records"),
+    _own("setup", Reads.RUN),
+    _own("gpus", Reads.RUN),
+    _own("cost", Reads.RUN),
+    _own("saves", Reads.RUN),
+    _own("goodput", Reads.RUN, is_default=False),
+    _own("memory", Reads.RUN),
+    _own("energy", Reads.RUN),
+    _own("throttling", Reads.RUN),
+    _own("mfu", Reads.RUN_AND_TRACES, partials_of="operations"),
+    _own("breakdown", Reads.TRACES),
+    _own("host", Reads.TRACES, needs_without_device=Events.OPERATORS | Events.FRAMES),
+    _own("overlap", Reads.TRACES),
+    _own("idle", Reads.TRACES, needs=_WITH_TIMES),
+    _own("calls", Reads.TRACES, needs=BASIC_EVENTS | Events.CALLERS),
+    _own("optimizer", Reads.TRACES),
+    _own("kernels", Reads.TRACES, varies_with=Events.OPERATORS),
+    _own("operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
+    _own("collectives", Reads.TRACES, needs=_WITH_TIMES),
+    _own("stragglers", Reads.TRACES, module="stragglers.traces", partials_of="collectives"),
+    _own("clock", Reads.TRACES, partials_of="collectives"),
+    _own("pipeline_bubble", Reads.TRACES, kind_module="perfscope.analyzers.pipeline_bubble.rank_passes"),
+    _own("pipeline_steps", Reads.RUN),
+    _own("modules", Reads.TRACES, needs=_WITH_SHAPES | Events.SEQUENCES, is_default=False, recorded_by="modules"),
+    _own("roofline", Reads.TRACES, needs=_WITH_SHAPES, is_default=False, recorded_by="shapes"),
+    _own("whatif", Reads.TRACES, is_default=False, is_stored=False),
+    _own(
         "timeline",
-        "perfscope.analyzers.timeline",
         Reads.TRACES,
         needs=_WITH_TIMES,
         needs_without_device=Events.OPERATORS,
         is_default=False,
         is_stored=False,
     ),
-    Analyzer(
-        "stacks", "perfscope.analyzers.stacks", Reads.TRACES, needs=BASIC_EVENTS | Events.FRAMES, is_default=False
-    ),
-    Analyzer(
-        "budget",
-        "perfscope.analyzers.budget",
-        Reads.TRACES,
-        needs=_WITH_TIMES,
-        varies_with=Events.OPERATORS,
-        is_default=False,
-    ),
+    _own("stacks", Reads.TRACES, needs=BASIC_EVENTS | Events.FRAMES, is_default=False),
+    _own("budget", Reads.TRACES, needs=_WITH_TIMES, varies_with=Events.OPERATORS, is_default=False),
 )
 
 

@@ -282,13 +282,9 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Seq
     if inputs.run is not None and stores:
         names |= storable(inputs.run.recorded)
     in_order = tuple(analyzer.name for analyzer in analyzers() if analyzer.name in names)
-    task = replace(_task(plan, in_order), stores=stores)
-    return measure_traces(inputs, plan.execution, task, chosen, is_fresh=plan.is_fresh)
-
-
-def _task(plan: Plan, names: tuple[str, ...]) -> MeasureTask:
     extra_events = Events.OPERATORS if plan.with_operators else NO_EVENTS
-    return MeasureTask(names, extra_events, plan.rank_rule)
+    task = MeasureTask(in_order, extra_events, plan.rank_rule, stores=stores)
+    return measure_traces(inputs, plan.execution, task, chosen, is_fresh=plan.is_fresh)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.text import parse_label, parse_timestamp_ns
+from perfscope.sources.joblog.text import parse_label, parse_number, parse_timestamp_ns
 from perfscope.tables.joblog import Disturbance
 
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
@@ -83,6 +83,15 @@ def sets(name: str, value: str | None = None) -> OnMatch:
 def counts(name: str, source: str = "log") -> OnMatch:
     """What sets a fact to the number in the first group of a rule's pattern."""
     return lambda state, line: state.log.set_count(name, line[1], source)
+
+
+def uses_memory(unit: int, *names: str) -> OnMatch:
+    """What raises peaks of memory, by their names, to the numbers in the groups of a rule's pattern."""
+
+    def on_match(state: FormatState, line: LineMatch) -> None:
+        state.log.add_memory(unit, **{name: parse_number(line[group]) for group, name in enumerate(names, 1)})
+
+    return on_match
 
 
 def disturbs(kind: Disturbance) -> OnMatch:

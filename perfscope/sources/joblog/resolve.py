@@ -96,7 +96,8 @@ def _describe(
     interval = int(values[np.argmax(times)]) if len(values) else 1
     redone = 0
     for row in np.flatnonzero(is_restart & (moved <= 0)).tolist():
-        redone += count_redone(int(numbers[row]), int(numbers[row + 1]), interval)
+        last, number = int(numbers[row]), int(numbers[row + 1])
+        redone += last - number + max(min(number % interval or interval, number), 1)  # one off the grid stands alone
     return Resolved(
         rows=rows,
         attempt=attempt,
@@ -109,11 +110,6 @@ def _describe(
         unnumbered_ranks=unnumbered,
         mixture=mixture,
     )
-
-
-def count_redone(last: int, number: int, interval: int) -> int:
-    """Iterations up to ``last`` that are done again from the record of ``number`` on; one off the grid stands alone."""
-    return last - number + max(min(number % interval or interval, number), 1)
 
 
 def _usual_gap(gaps: Float64 | Int64) -> int:

@@ -25,6 +25,7 @@ from perfscope.sources.joblog.log_format import (
     counts,
     ignore_line,
     on_restart,
+    uses_memory,
 )
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import are_alike
@@ -118,20 +119,18 @@ def _on_save_begin(state: FormatState, line: LineMatch) -> None:
         state.log.on_disturbance(Disturbance.SAVE)
 
 
-def _on_file_written(state: FormatState, line: LineMatch) -> None:
-    state.log.saves.on_file_written(line.timestamp_ns)
-
-
-def _on_memory(state: FormatState, line: LineMatch) -> None:
-    """DeepSpeed divides by 2**30 and writes GB."""
-    state.log.add_memory(GIB, allocated=parse_number(line[1]))
-
+#: DeepSpeed divides by 2**30 and writes GB.
+_ALLOCATED = uses_memory(GIB, "allocated")
 
 _SAVES_RULES: tuple[LineRule[_State], ...] = (
     LineRule(b"Saving model checkpoint:", rb"Saving model checkpoint: (\S+)", _on_save_begin),
-    aside(b"[Torch] Saved ", rb"\[Torch\] Saved (\S+)", _on_file_written),
-    aside(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _on_memory),
-    aside(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _on_memory),
+    aside(
+        b"[Torch] Saved ",
+        rb"\[Torch\] Saved (\S+)",
+        lambda state, line: state.log.saves.on_file_written(line.timestamp_ns),
+    ),
+    aside(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _ALLOCATED),
+    aside(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _ALLOCATED),
 )
 
 

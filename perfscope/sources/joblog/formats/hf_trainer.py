@@ -94,10 +94,6 @@ def _on_resume(state: _State, line: LineMatch) -> None:
     state.has_evaluations = False
 
 
-def _on_epoch_steps(state: _State, line: LineMatch) -> None:
-    state.epoch_steps = int(line[1].replace(b",", b""))
-
-
 def _on_start_value(state: _State, line: LineMatch) -> None:
     name = _START_VALUES[line[1]]
     before = state.log.count(name)
@@ -273,7 +269,11 @@ _RULES: tuple[LineRule[_State], ...] = (
         rb"ing training from (?:checkpoint with epoch \d+ and )?global[ _]step (\d{1,12})",
         _on_resume,
     ),
-    aside(b"Num update steps per epoch = ", rb"Num update steps per epoch = (\d[\d,]{0,15})", _on_epoch_steps),
+    aside(
+        b"Num update steps per epoch = ",
+        rb"Num update steps per epoch = (\d[\d,]{0,15})",
+        lambda state, line: setattr(state, "epoch_steps", int(line[1].replace(b",", b""))),
+    ),
     aside(b"'eval_runtime':", b"", _on_evaluation),
     aside(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation),
     aside(b"Saving model checkpoint to", b"", _on_save),

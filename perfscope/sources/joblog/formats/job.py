@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import GIB, KIB, MIB
-from perfscope.sources.joblog.log_format import FormatState, LineMatch, LineRule, LogFormat, OnMatch, counts
+from perfscope.sources.joblog.log_format import (
+    FormatState,
+    LineMatch,
+    LineRule,
+    LogFormat,
+    OnMatch,
+    counts,
+    uses_memory,
+)
 from perfscope.sources.joblog.text import parse_number
 
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": KIB}
@@ -14,10 +22,6 @@ _LENGTH_OPTION = re.compile(
     rb"(\d{1,15})(?![\w.])"
 )
 _CAPACITY = re.compile(rb"([\d.]+) ([KMG]iB) total capacity|total capacity of ([\d.]+) ([KMG]iB)")
-
-
-def _on_smi_memory(state: FormatState, line: LineMatch) -> None:
-    state.log.add_memory(MIB, used=parse_number(line[1]), total=parse_number(line[2]))
 
 
 def _on_device_out_of_memory(state: FormatState, line: LineMatch) -> None:
@@ -42,7 +46,7 @@ FORMAT = LogFormat(
     framework=None,
     state=FormatState,
     rules=(
-        LineRule(b"MiB / ", rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB", _on_smi_memory, span=(9, 40)),
+        LineRule(b"MiB / ", rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB", uses_memory(MIB, "used", "total"), span=(9, 40)),
         LineRule(b"CUDA out of memory", b"", _on_device_out_of_memory),
         LineRule(b"OutOfMemoryError", b"", _on_device_out_of_memory),
         LineRule(b"oom-kill", rb"oom[-_]kill", _on_host_out_of_memory),

@@ -38,6 +38,7 @@ from perfscope.sources.joblog.log_format import (
     disturbs,
     on_restart,
     sets,
+    uses_memory,
 )
 from perfscope.sources.joblog.records import Record, RecordSeries
 from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_number, parse_resolution
@@ -338,10 +339,6 @@ def _on_save_begin(state: FormatState, line: LineMatch) -> None:
     state.log.saves.on_begin(None if iteration is None else int(iteration), path, line.timestamp_ns)
 
 
-def _on_save_scheduled(state: FormatState, line: LineMatch) -> None:
-    state.log.saves.on_scheduled(line.timestamp_ns)
-
-
 def _on_save_timer(state: FormatState, line: LineMatch) -> None:
     """The slowest rank's time: the second of a pair (min, max), the only one, or the largest of a line a rank."""
     times = [parse_number(text) for text in _RANK_TIME.findall(line["ranks"])]
@@ -349,11 +346,6 @@ def _on_save_timer(state: FormatState, line: LineMatch) -> None:
     slowest = max((time for time in times if time is not None), default=printed)
     if slowest is not None and slowest > 0:
         state.log.saves.set_time(round(slowest * NS_PER_MS), "timer")
-
-
-def _on_memory(state: FormatState, line: LineMatch) -> None:
-    """Megatron divides by 2**20 and writes MB."""
-    state.log.add_memory(MIB, allocated=parse_number(line[1]), reserved=parse_number(line[2]))
 
 
 _SAVES_RULES: tuple[LineRule[_State], ...] = (
@@ -374,13 +366,17 @@ _SAVES_RULES: tuple[LineRule[_State], ...] = (
         spans_lines=True,
         begin=(b"save-checkpoint",),
     ),
-    aside(b"an async checkpoint save", rb"scheduled an async checkpoint save", _on_save_scheduled),
+    aside(
+        b"an async checkpoint save",
+        rb"scheduled an async checkpoint save",
+        lambda state, line: state.log.saves.on_scheduled(line.timestamp_ns),
+    ),
     aside(b"validation loss at ", rb"validation loss at (?:iteration )?", disturbs(Disturbance.EVALUATION)),
     aside(b"validation results at ", rb"validation results at iteration", disturbs(Disturbance.EVALUATION)),
     aside(
         b"memory (MB) |",
         rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)",
-        _on_memory,
+        uses_memory(MIB, "allocated", "reserved"),  # Megatron divides by 2**20 and writes MB
         begin=(b"memory (MB) |",),
     ),
 )

@@ -46,10 +46,6 @@ def _on_evaluation(state: _State, _line: LineMatch) -> None:
     state.log.on_disturbance(Disturbance.EVALUATION)
 
 
-def _on_tokens(state: _State, line: LineMatch) -> None:
-    state.tokens = parse_number(line[1])
-
-
 def _on_batch(state: _State, line: LineMatch) -> None:
     """``4 grad accum steps * 1 processes * 128 batch size * 256 max seq len``."""
     accumulated, processes, micro, length = (int(line[group]) for group in range(1, 5))
@@ -77,7 +73,11 @@ FORMAT = LogFormat(
             span=(60, 200),
         ),
         aside(b": train loss ", rb"\bstep \d{1,15}: train loss \S{1,30}, val loss ", _on_evaluation),
-        aside(b"tokens per iteration will be: ", rb"tokens per iteration will be: ([\d,]{1,20})", _on_tokens),
+        aside(
+            b"tokens per iteration will be: ",
+            rb"tokens per iteration will be: ([\d,]{1,20})",
+            lambda state, line: setattr(state, "tokens", parse_number(line[1])),
+        ),
         aside(
             b" grad accum steps * ",
             rb"(\d{1,9}) grad accum steps \* (\d{1,9}) processes \* (\d{1,9}) batch size \* (\d{1,9}) max seq len",
