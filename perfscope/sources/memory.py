@@ -31,8 +31,6 @@ from perfscope.tables.memory import (
     Frame,
     Marks,
     Tensors,
-    no_marks,
-    no_tensors,
 )
 from perfscope.wire.memory import (
     ACTIONS,
@@ -154,9 +152,6 @@ def _to_histories(path: Path, value: Mapping[object, object]) -> tuple[Allocator
             reserved_bytes=sum(_int(segment, "total_size") for segment in segments if _device(segment) == device),
             stacks=stacks,
             frames=frames,
-            start=no_tensors(),
-            end=no_tensors(),
-            marks=no_marks(),
         )
         for device in devices
     )
@@ -377,9 +372,9 @@ def _to_history(path: Path, lines: _Lines, header: MemoryHeader) -> AllocatorHis
         reserved_bytes=next((sum(line.sizes) for line in lines.of(_Segments)), header.reserved_bytes),
         stacks=tuple(stacks) if frames else (),
         frames=frames,
-        start=tensors.get("start", no_tensors()),
-        end=tensors.get("end", no_tensors()),
-        marks=marks[0] if marks else no_marks(),
+        start=tensors.get("start", Tensors()),
+        end=tensors.get("end", Tensors()),
+        marks=marks[0] if marks else Marks(),
         damage=tuple(lines.damage),
     )
 

@@ -7,20 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Int64, nothing
 from perfscope.tables.intervals import union
-
-
-def _nothing() -> Int64:
-    return np.zeros(0, np.int64)
 
 
 class ThreadSpans(Struct, frozen=True, eq=False):
     """Stretches of time of threads; those of a thread are apart from each other and in order."""
 
-    start_ns: Int64 = field(default_factory=_nothing)
-    end_ns: Int64 = field(default_factory=_nothing)
-    thread: Int64 = field(default_factory=_nothing)
+    start_ns: Int64 = field(default_factory=nothing)
+    end_ns: Int64 = field(default_factory=nothing)
+    thread: Int64 = field(default_factory=nothing)
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -42,5 +38,5 @@ def join_spans(tables: Sequence[ThreadSpans]) -> ThreadSpans:
         joined.append((spans.start, spans.end, np.full(len(spans), number, np.int64)))
         is_open &= ~rows
     joined.sort(key=lambda columns: int(columns[2][0]) if len(columns[2]) else 0)
-    columns = [np.concatenate(parts) for parts in zip(*joined, strict=True)] if joined else [_nothing()] * 3
+    columns = [np.concatenate(parts) for parts in zip(*joined, strict=True)] if joined else [nothing()] * 3
     return ThreadSpans(*columns)

@@ -22,12 +22,15 @@ MaskedInt64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]"
 MaskedFloat64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]"
 
 
+def nothing() -> Int64:
+    """A column without rows."""
+    return np.zeros(0, np.int64)
+
+
 def masked(values: Sequence[int | None]) -> MaskedInt64:
     """A column in which None is absent."""
-    return np.ma.MaskedArray(
-        np.asarray([0 if value is None else value for value in values], np.int64),
-        mask=[value is None for value in values],
-    )
+    absent = np.asarray([value is None for value in values], np.bool_)
+    return np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), mask=absent)
 
 
 def join(columns: Sequence[MaskedInt64]) -> MaskedInt64:

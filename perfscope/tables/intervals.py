@@ -10,11 +10,7 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.tables.columns import Bool, Int64
-
-
-def _no_moments() -> Int64:
-    return np.zeros(0, np.int64)
+from perfscope.tables.columns import Bool, Int64, nothing
 
 
 class TimeSpans(Protocol):
@@ -32,8 +28,8 @@ class TimeSpans(Protocol):
 class Intervals(Struct, frozen=True, eq=False):
     """A set of moments: disjoint intervals, ascending, none of which touches the next."""
 
-    start: Int64 = field(default_factory=_no_moments)
-    end: Int64 = field(default_factory=_no_moments)
+    start: Int64 = field(default_factory=nothing)
+    end: Int64 = field(default_factory=nothing)
 
     def __len__(self) -> int:
         return len(self.start)

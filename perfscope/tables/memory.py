@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Bool, Int64, nothing
 from perfscope.wire.memory import MemoryHeader
 
 
@@ -65,10 +65,10 @@ class Tensors(Struct, frozen=True, eq=False):
     ``roles`` are ``weights``, ``gradients`` or ``optimizer``; ``names`` the parameter, or the state.
     """
 
-    addresses: Int64
-    sizes: Int64
-    roles: tuple[str, ...]
-    names: tuple[str, ...]
+    addresses: Int64 = field(default_factory=nothing)
+    sizes: Int64 = field(default_factory=nothing)
+    roles: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class Marks(Struct, frozen=True, eq=False):
@@ -78,9 +78,9 @@ class Marks(Struct, frozen=True, eq=False):
     or the step.
     """
 
-    times_ns: Int64
-    signs: str
-    names: tuple[str, ...]
+    times_ns: Int64 = field(default_factory=nothing)
+    signs: str = ""
+    names: tuple[str, ...] = ()
 
 
 class AllocatorHistory(Struct, frozen=True, eq=False):
@@ -104,17 +104,7 @@ class AllocatorHistory(Struct, frozen=True, eq=False):
     reserved_bytes: int
     stacks: tuple[tuple[int, ...], ...]
     frames: tuple[Frame, ...]
-    start: Tensors
-    end: Tensors
-    marks: Marks
+    start: Tensors = field(default_factory=Tensors)
+    end: Tensors = field(default_factory=Tensors)
+    marks: Marks = field(default_factory=Marks)
     damage: tuple[str, ...] = ()
-
-
-def no_tensors() -> Tensors:
-    """Nothing is known of any tensor."""
-    return Tensors(np.zeros(0, np.int64), np.zeros(0, np.int64), (), ())
-
-
-def no_marks() -> Marks:
-    """Nothing was marked."""
-    return Marks(np.zeros(0, np.int64), "", ())

@@ -25,20 +25,8 @@ LARGEST_INTEGER = 1 << 50
 _DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
 _INTEGERS = ("iteration", "wall_resolution_ns", "samples")
 _COUNTS = ("skipped", "nan")
-_FLOATS = (
-    "samples_per_s",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "tflops_resolution",
-    "loss",
-    "loss_scale",
-)
-#: What is kept of each record, however many there are, and the figures after it.
+#: What is kept of each record, however many there are; the other figures of a ``Record`` follow.
 _ALWAYS = ("iteration", "wall_ns", "label", "begins", "disturbed", "stamp_ns", "moment", "samples")
-_FIGURES = ("wall_resolution_ns", *_COUNTS, *_FLOATS)
-_PLACES = {name: place for place, name in enumerate((*_ALWAYS, *_FIGURES))}
-_figures_of = attrgetter(*_FIGURES)
 _AT_ONCE = 1 << 12
 
 
@@ -69,6 +57,12 @@ class Record(msgspec.Struct):
             self.skipped = 0
         if not 0 <= self.nan <= LARGEST_INTEGER:
             self.nan = 0
+
+
+_FIGURES = tuple(name for name in Record.__struct_fields__ if name not in _ALWAYS)
+_FLOATS = tuple(name for name in _FIGURES if name not in (*_INTEGERS, *_COUNTS))
+_PLACES = {name: place for place, name in enumerate((*_ALWAYS, *_FIGURES))}
+_figures_of = attrgetter(*_FIGURES)
 
 
 class RecordSeries:
@@ -113,19 +107,8 @@ class RecordSeries:
         self.has_times = self.has_times or record.wall_ns is not None
         moment = self._moments.mark() if self._moments is not None else None
         rank = self._labels.setdefault(label, len(self._labels))
-        self._waiting.append(
-            (
-                number,
-                record.wall_ns,
-                rank,
-                self._begins,
-                self._disturbance,
-                stamp_ns,
-                moment,
-                record.samples,
-                *_figures_of(record),
-            )
-        )
+        happened = (rank, self._begins, self._disturbance, stamp_ns, moment)
+        self._waiting.append((number, record.wall_ns, *happened, record.samples, *_figures_of(record)))
         self._begins = self._disturbance = 0
         if len(self._waiting) >= _AT_ONCE:
             self._write()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -79,6 +80,9 @@ _SAMPLED = (
     "power_mw", "gpu_util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle",
     *COUNTERS,
 )  # fmt: skip
+_DESCRIBED = (
+    "uuid", "name", "index", "power_limit_mw", "power_limit_default_mw", "memory_total_bytes", "sm_clock_max_mhz",
+)  # fmt: skip
 _CHUNK = 20_000
 _COMPRESSED = ".gz"
 _UNREADABLE = " cannot be read"
@@ -101,7 +105,7 @@ class _SampleColumns:
 
     def _pack(self) -> None:
         columns = zip(*map(_get_values, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
-        self._packed.append((np.asarray(self._times, np.int64), [_column(values) for values in columns]))
+        self._packed.append((np.asarray(self._times, np.int64), [masked(values) for values in columns]))
         self._times, self._values = [], []
 
     def concatenate(self) -> tuple[Int64, dict[str, MaskedInt64]]:
@@ -109,12 +113,6 @@ class _SampleColumns:
         times = np.concatenate([times for times, _ in self._packed])
         parts = zip(*(columns for _, columns in self._packed), strict=True)
         return times, {name: join(columns) for name, columns in zip(_SAMPLED, parts, strict=True)}
-
-
-def _column(values: tuple[int | None, ...]) -> MaskedInt64:
-    if None not in values:
-        return np.ma.MaskedArray(np.asarray(values, np.int64), mask=np.zeros(len(values), np.bool_))
-    return masked(values)
 
 
 @dataclass(slots=True)
@@ -216,22 +214,6 @@ def _add_lines(host: _Host, lines: Iterable[SampleLine]) -> None:
 
 def _to_samples(host: str, gpu: GpuValues, samples: _SampleColumns, lost_ns: int | None) -> GpuSamples:
     times, columns = samples.concatenate()
-    return GpuSamples(
-        host=host,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        index=gpu.index,
-        power_limit_mw=gpu.power_limit_mw,
-        power_limit_default_mw=gpu.power_limit_default_mw,
-        memory_total_bytes=gpu.memory_total_bytes,
-        sm_clock_max_mhz=gpu.sm_clock_max_mhz,
-        lost_ns=lost_ns,
-        t_ns=times,
-        power_mw=columns["power_mw"],
-        util_percent=columns["gpu_util_percent"],
-        memory_used_bytes=columns["memory_used_bytes"],
-        sm_clock_mhz=columns["sm_clock_mhz"],
-        temperature_c=columns["temperature_c"],
-        throttle=columns["throttle"],
-        counters={name: columns[name] for name in COUNTERS},
-    )
+    util_percent, counters = columns.pop("gpu_util_percent"), {name: columns.pop(name) for name in COUNTERS}
+    others: dict[str, Any] = {name: getattr(gpu, name) for name in _DESCRIBED} | columns
+    return GpuSamples(host=host, lost_ns=lost_ns, t_ns=times, util_percent=util_percent, counters=counters, **others)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from perfscope import wire
 from perfscope.sources.runs.records import decode_step, read_segments
-from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, join, present
+from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, join, masked, present
 from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.records import Span, StepRecord
@@ -49,7 +49,7 @@ class StepColumns:
     def number(self, name: str) -> MaskedInt64:
         """A column of numbers; all masked where no step has them."""
         column = self.numbers.get(name)
-        return _absent(self.rows) if column is None else column
+        return masked([None] * self.rows) if column is None else column
 
     def whole(self, name: str) -> Int64:
         """A column of numbers that every step has."""
@@ -84,12 +84,8 @@ def from_records(records: Sequence[StepRecord]) -> StepColumns:
 def _to_column(values: Sequence[int | None]) -> MaskedInt64 | None:
     if None not in values:
         return np.ma.MaskedArray(np.asarray(values, np.int64)) if values else None
-    absent = np.asarray([value is None for value in values], np.bool_)
-    return None if absent.all() else np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), absent)
-
-
-def _absent(rows: int) -> MaskedInt64:
-    return np.ma.MaskedArray(np.zeros(rows, np.int64), mask=np.ones(rows, np.bool_))
+    column = masked(values)
+    return column if present(column).any() else None
 
 
 def _join(parts: Sequence[StepColumns]) -> StepColumns:
