@@ -18,6 +18,7 @@ the table of reports/h200-overhead.md. All of it alternates inside one process:
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import math
 import os
@@ -371,33 +372,31 @@ def measure(*, small: bool) -> dict[str, Any]:
     config, batch = (SMALL, 8) if small or not on_gpu else (LARGE, 32)
     turns, rounds = (8, 2) if small else (40, 6)
     folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after the capture, which writes its end at exit
     figures: dict[str, Any] = {"machine": machine(), "outside": {}}
     hooked = turns * 6  # steps with hooks of one comparison
     counted = 2 * (WARM_UP + hooked)
-    try:
-        first = [counted + 3 + window * (ACTIVE + 2) for window in range(rounds)]
-        steps = ",".join(f"{step}-{step + ACTIVE - 1}" for step in first)
-        hooks.attach(str(folder / "run"), steps=steps, nvml_hz=0)
-        training = Training(Size(config, 1))
-        away = Hooks(training)
-        for kind, sequences in (("host-bound", 1), ("device-bound", batch)):
-            training.load(sequences)
-            for _ in range(WARM_UP):
-                training.step()
-            figures["outside"][kind] = outside(training, away, turns)
-        captured = start.PROCESS.capture
-        assert captured is not None
-        assert captured.steps == counted, f"{captured.steps} steps were counted instead of {counted}"
-        figures["window"] = windows(training, away, folder / "run", rounds)
-        before_ms = figures["outside"]["device-bound"]["bare_median_ms"]
-        figures["after"] = after_windows(training, away, before_ms, 20 if small else 100)
-        if on_gpu:
-            figures["nvml"] = nvml(training, away, 4 if small else 8)
-        for number, figure in enumerate(figures["outside"].values()):
-            last = (number + 1) * (WARM_UP + hooked)
-            figure["hooks_us"] = count_hooks_us(folder / "run", last - hooked + 1, last)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    first = [counted + 3 + window * (ACTIVE + 2) for window in range(rounds)]
+    steps = ",".join(f"{step}-{step + ACTIVE - 1}" for step in first)
+    hooks.attach(str(folder / "run"), steps=steps, nvml_hz=0)
+    training = Training(Size(config, 1))
+    away = Hooks(training)
+    for kind, sequences in (("host-bound", 1), ("device-bound", batch)):
+        training.load(sequences)
+        for _ in range(WARM_UP):
+            training.step()
+        figures["outside"][kind] = outside(training, away, turns)
+    captured = start.PROCESS.capture
+    assert captured is not None
+    assert captured.steps == counted, f"{captured.steps} steps were counted instead of {counted}"
+    figures["window"] = windows(training, away, folder / "run", rounds)
+    before_ms = figures["outside"]["device-bound"]["bare_median_ms"]
+    figures["after"] = after_windows(training, away, before_ms, 20 if small else 100)
+    if on_gpu:
+        figures["nvml"] = nvml(training, away, 4 if small else 8)
+    for number, figure in enumerate(figures["outside"].values()):
+        last = (number + 1) * (WARM_UP + hooked)
+        figure["hooks_us"] = count_hooks_us(folder / "run", last - hooked + 1, last)
     figures["memory"] = memory(1 if small else 2, ["--small"] if small else [])
     count = "25" if on_gpu else "100" if small else "1000"
     figures["growth"] = {

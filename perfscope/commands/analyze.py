@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -39,7 +40,9 @@ from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
-_TRACES, _PEAK, _TABLES, _EXECUTION = "Traces", "Peak", "Tables", "Execution"
+_of_traces, _of_peak, _of_tables, _of_execution = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Traces", "Peak", "Tables", "Execution")
+)
 _JOB, _MEMORY = frozenset({"goodput"}), frozenset({"memory"})
 #: Short names of views, next to the names of analyzers.
 _VIEWS = {"bubble": ("pipeline_bubble", "pipeline_steps")}
@@ -50,24 +53,21 @@ class StatedPeaks(NamedTuple):
 
     dtype: Annotated[
         Dtype | None,
-        typer.Option(
+        _of_peak(
             "--dtype",
             "--precision",
             help="Data type of the matrix products, for the peak of MFU.",
             show_default="as traces and records show it",
-            rich_help_panel=_PEAK,
         ),
     ] = None
     peak: Annotated[
-        float | None,
-        typer.Option(help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK),
+        float | None, _of_peak(help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU")
     ] = None
     ceiling: Annotated[
         Path | None,
-        typer.Option(
+        _of_peak(
             help="File of `perfscope doctor --ceiling -o FILE`, with which operators are compared.",
             show_default="the peaks of the GPU's datasheet",
-            rich_help_panel=_PEAK,
         ),
     ] = None
 
@@ -78,25 +78,17 @@ _NOTHING_STATED = StatedPeaks()
 class TableOptions(NamedTuple):
     """How much tables show."""
 
-    operators: Annotated[
-        bool, typer.Option("--operators", help="Break kernels down by operator.", rich_help_panel=_TABLES)
-    ] = False
+    operators: Annotated[bool, _of_tables("--operators", help="Break kernels down by operator.")] = False
     depth: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of levels that tables of modules show.",
-            show_default=str(DEFAULT_DEPTH),
-            rich_help_panel=_TABLES,
-        ),
+        int | None, _of_tables(help="Number of levels that tables of modules show.", show_default=str(DEFAULT_DEPTH))
     ] = None
     rows: Annotated[
         Path | None,
-        typer.Option(
+        _of_tables(
             metavar="FOLDER",
             help="Write all rows of the tables of ranks into this folder; above 512 ranks, tables show quantiles, "
             "groups and outliers.",
             show_default="none",
-            rich_help_panel=_TABLES,
         ),
     ] = None
 
@@ -108,18 +100,10 @@ class ExecutionOptions(NamedTuple):
     """Where traces are read."""
 
     workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of processes that read traces.",
-            show_default="number of processors",
-            rich_help_panel=_EXECUTION,
-        ),
+        int | None, _of_execution(help="Number of processes that read traces.", show_default="number of processors")
     ] = None
     dask: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of a Dask cluster that reads traces instead: tcp://HOST:8786.", rich_help_panel=_EXECUTION
-        ),
+        str | None, _of_execution(help="Address of a Dask cluster that reads traces instead: tcp://HOST:8786.")
     ] = None
 
 
@@ -145,11 +129,10 @@ def analyze(
     tables: TableOptions = _USUAL_TABLES,
     rank: Annotated[
         str | None,
-        typer.Option(
+        _of_traces(
             help="Rank of a trace that does not state it: a number, or a regex with one group, searched for in the "
             "path.",
             show_default="from the file name",
-            rich_help_panel=_TRACES,
         ),
     ] = None,
     stated: StatedPeaks = _NOTHING_STATED,

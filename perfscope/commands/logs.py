@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,31 +24,21 @@ from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import is_log_name
 from perfscope.units import parse_parameters
 
-_OVERRIDES = "Set-up, where the log does not state it or is wrong"
-_FROM_LOG = "from the log"
+_override = partial(
+    typer.Option,
+    rich_help_panel="Set-up, where the log does not state it or is wrong",
+    show_default="from the log",
+)
 
 
 def logs(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Logs, or folders of logs: paths or URLs.")],
-    size: Annotated[
-        str | None,
-        typer.Option(help="Parameters of the model: 52B.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="Number of GPUs.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG)
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="Tokens in a sequence.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG)
-    ] = None,
-    gbs: Annotated[
-        int | None,
-        typer.Option(help="Global batch size, in sequences.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
-    ] = None,
+    size: Annotated[str | None, _override(help="Parameters of the model: 52B.")] = None,
+    gpus: Annotated[int | None, _override(help="Number of GPUs.")] = None,
+    seq_len: Annotated[int | None, _override(help="Tokens in a sequence.")] = None,
+    gbs: Annotated[int | None, _override(help="Global batch size, in sequences.")] = None,
     checkpointing: Annotated[
-        Checkpointing | None,
-        typer.Option(
-            help="Activation checkpointing: what is recomputed.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG
-        ),
+        Checkpointing | None, _override(help="Activation checkpointing: what is recomputed.")
     ] = None,
     warmup: Annotated[
         int | None,

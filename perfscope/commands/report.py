@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,33 +30,22 @@ from perfscope.renderers import Format
 from perfscope.report import Report
 from perfscope.tables.published import Constant, Quantity
 
-_PANEL = "Constants of the tables"
+_constant = partial(typer.Option, rich_help_panel="Constants of the tables")
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantOptions:
     """The values that hold for whole tables, as typed."""
 
-    seq_len: Annotated[
-        int | None,
-        typer.Option(help="Tokens per sequence.", rich_help_panel=_PANEL, show_default="from the text, else 1024"),
-    ] = None
+    seq_len: Annotated[int | None, _constant(help="Tokens per sequence.", show_default="from the text, else 1024")] = (
+        None
+    )
     checkpointing: Annotated[
         Checkpointing | None,
-        typer.Option(
-            help="Activation checkpointing: what is recomputed.",
-            rich_help_panel=_PANEL,
-            show_default="from the text, else full",
-        ),
+        _constant(help="Activation checkpointing: what is recomputed.", show_default="from the text, else full"),
     ] = None
-    tp: Annotated[
-        int | None,
-        typer.Option(help="Tensor-parallel size, in GPUs.", rich_help_panel=_PANEL, show_default="from the text"),
-    ] = None
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="GPU of the rows that name none, for a share of its peak.", rich_help_panel=_PANEL),
-    ] = None
+    tp: Annotated[int | None, _constant(help="Tensor-parallel size, in GPUs.", show_default="from the text")] = None
+    gpu: Annotated[str | None, _constant(help="GPU of the rows that name none, for a share of its peak.")] = None
 
     def constants(self) -> dict[Quantity, Constant]:
         """The constants that the options set; fails where a value cannot be right."""

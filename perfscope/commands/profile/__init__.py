@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -26,10 +27,15 @@ from perfscope.outcome import Outcome
 #: Options after the command's first word are the command's own.
 SETTINGS = {"context_settings": {"allow_interspersed_args": False}}
 
-_RUN_PANEL = "Run"
-_WINDOW_PANEL = "Profiler windows"
-_WATCH_PANEL = "Stalls and failures"
-_EVENT_PANEL = "Extra profiler events (they slow windows down)"
+_run_option, _window_option, _watch_option, _event_option = (
+    partial(typer.Option, rich_help_panel=panel)
+    for panel in (
+        "Run",
+        "Profiler windows",
+        "Stalls and failures",
+        "Extra profiler events (they slow windows down)",
+    )
+)
 _T = TypeVar("_T")
 
 
@@ -37,32 +43,24 @@ _T = TypeVar("_T")
 class WindowOptions:
     """Which steps of which ranks are profiled."""
 
-    steps: Annotated[
-        str,
-        typer.Option(
-            help="Training steps to profile, counted from 1, inclusive: 2-4,7-9.", rich_help_panel=_WINDOW_PANEL
-        ),
-    ] = DEFAULT_WINDOWS
-    ranks: Annotated[
-        str | None,
-        typer.Option(help="Ranks to profile, such as 0,4-6.", show_default="all", rich_help_panel=_WINDOW_PANEL),
-    ] = None
+    steps: Annotated[str, _window_option(help="Training steps to profile, counted from 1, inclusive: 2-4,7-9.")] = (
+        DEFAULT_WINDOWS
+    )
+    ranks: Annotated[str | None, _window_option(help="Ranks to profile, such as 0,4-6.", show_default="all")] = None
     window: Annotated[
         WindowChoice,
-        typer.Option(
+        _window_option(
             help="What is recorded on a GPU: operators and kernels, kernels alone (light), or first the one and some "
-            "steps later the other (both).",
-            rich_help_panel=_WINDOW_PANEL,
+            "steps later the other (both)."
         ),
     ] = WindowChoice.BOTH
     step_optimizer: Annotated[
         str | None,
-        typer.Option(
+        _window_option(
             metavar="N|every",
             help="Which of several optimizers ends a training step: its number in the order in which they first step, "
             "or every one.",
             show_default="the rhythm of their steps decides",
-            rich_help_panel=_WINDOW_PANEL,
         ),
     ] = None
 
@@ -71,28 +69,18 @@ class WindowOptions:
 class EventOptions:
     """What torch.profiler records in a window, beside operators and kernels."""
 
-    shapes: Annotated[
-        bool, typer.Option("--shapes", help="Input shapes of operators.", rich_help_panel=_EVENT_PANEL)
-    ] = False
-    stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False
+    shapes: Annotated[bool, _event_option("--shapes", help="Input shapes of operators.")] = False
+    stack: Annotated[bool, _event_option("--stack", help="Python stacks.")] = False
     memory: Annotated[
-        bool,
-        typer.Option(
-            "--memory", help="Memory allocations, and the history of the GPU's allocator.", rich_help_panel=_EVENT_PANEL
-        ),
+        bool, _event_option("--memory", help="Memory allocations, and the history of the GPU's allocator.")
     ] = False
-    modules: Annotated[
-        bool,
-        typer.Option(
-            "--modules", help="The forward pass of every module, with its path.", rich_help_panel=_EVENT_PANEL
-        ),
-    ] = False
+    modules: Annotated[bool, _event_option("--modules", help="The forward pass of every module, with its path.")] = (
+        False
+    )
     on_oom: Annotated[
         bool,
-        typer.Option(
-            "--on-oom",
-            help="The history of the GPU's allocator from the first step on, written when memory runs out.",
-            rich_help_panel=_EVENT_PANEL,
+        _event_option(
+            "--on-oom", help="The history of the GPU's allocator from the first step on, written when memory runs out."
         ),
     ] = False
 
@@ -103,18 +91,16 @@ class WatchOptions:
 
     watchdog: Annotated[
         bool,
-        typer.Option(
+        _watch_option(
             "--watchdog/--no-watchdog",
             help="Keep stacks and collectives of a training that stalls or fails, for `perfscope postmortem`.",
-            rich_help_panel=_WATCH_PANEL,
         ),
     ] = True
     stall_seconds: Annotated[
         float,
-        typer.Option(
+        _watch_option(
             min=1,
             help="Shortest stall, in seconds, also at least 20 median steps; ten times as long before the second step.",
-            rich_help_panel=_WATCH_PANEL,
         ),
     ] = 60.0
 
@@ -126,30 +112,16 @@ def profile(
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            "--run-dir",
-            help="Folder of the run; it must not exist.",
-            show_default="runs/TIME-NAME",
-            rich_help_panel=_RUN_PANEL,
+        _run_option(
+            "-o", "--output", "--run-dir", help="Folder of the run; it must not exist.", show_default="runs/TIME-NAME"
         ),
     ] = None,
     replace: Annotated[
-        bool,
-        typer.Option(
-            "--exec",
-            help="Replace this process (exec); make the report later with `perfscope analyze`.",
-            rich_help_panel=_RUN_PANEL,
-        ),
+        bool, _run_option("--exec", help="Replace this process (exec); make the report later with `perfscope analyze`.")
     ] = False,
     page: Annotated[
         bool,
-        typer.Option(
-            "--page/--no-page",
-            help="Write `page.html` into the run's folder when the command has ended.",
-            rich_help_panel=_RUN_PANEL,
-        ),
+        _run_option("--page/--no-page", help="Write `page.html` into the run's folder when the command has ended."),
     ] = True,
     *,
     windows: WindowOptions,
