@@ -71,11 +71,12 @@ STRATEGIES: Mapping[str, Strategy] = {
     "mp": Strategy("model parallel by hand", "model_parallel", Processes.ALL_DEVICES, Batch.WHOLE, fewest=2, stages=1),
     "pmp": Strategy(
         "pipelined model parallel",
-        "pipelined_model_parallel",
+        "model_parallel",
         Processes.ALL_DEVICES,
         Batch.WHOLE,
         fewest=2,
         stages=1,
+        options={"split_size": SPLIT_SIZE},
     ),
     "rpc": Strategy("RPC pipeline", "rpc_pipeline", batch=Batch.WHOLE, fewest=2, stages=1),
     "zero-ddp": Strategy("ZeroRedundancyOptimizer", "zero_redundancy", fewest=2),

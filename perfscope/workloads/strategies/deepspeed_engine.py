@@ -5,31 +5,24 @@ Stage 1 splits the optimizer states over the ranks, stage 2 the gradients, too, 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import deepspeed
-import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import Tensor, nn
 
 from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
-def engine_config(job: Job, stage: int | None, *, offload: bool) -> dict[str, Any]:
-    """The configuration of the engine; without a stage there is no section for ZeRO."""
-    settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": max(1, job.options.batch // job.world_size),
+def engine_config(job: Job, parts: int) -> dict[str, Any]:
+    """The configuration of an engine that gets one of so many parts of a batch at once."""
+    return {
+        "train_micro_batch_size_per_gpu": max(1, job.options.batch // parts),
         "bf16": {"enabled": job.is_bf16},
         "gradient_clipping": 0.0,  # DeepSpeed clips to 1.0 unless it is told not to
         "steps_per_print": 10**9,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW, as every other strategy has it
     }
-    if stage is not None:
-        settings["zero_optimization"] = {"stage": stage}
-        if offload:
-            settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    return settings
 
 
 def forget_first_step(optimizer: FP16_UnfusedOptimizer) -> None:
@@ -46,22 +39,19 @@ def build(job: Job, stage: int | None = None, *, offload: bool = False) -> Strat
     deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo")
     model = nn.Sequential(*job.layers())
     job.compile(model)
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=job.optimizer(model.parameters()), config=engine_config(job, stage, offload=offload)
-    )
-
+    config = engine_config(job, job.world_size)
+    if stage is not None:
+        config["zero_optimization"] = {"stage": stage}
+    if offload:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=job.optimizer(model.parameters()), config=config)
     if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
         forget_first_step(engine.optimizer)
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        if job.is_bf16 and inputs.is_floating_point():
-            inputs = inputs.to(torch.bfloat16)
-        loss = job.loss(engine(inputs), targets)
+        loss = job.loss(engine(job.in_precision(inputs)), targets)
         engine.backward(loss)
         engine.step()
         return loss
 
-    def save(folder: Path) -> None:
-        engine.save_checkpoint(str(folder))
-
-    return StrategyTraining(step, save, (job.rank, job.world_size))
+    return StrategyTraining(step, lambda folder: engine.save_checkpoint(str(folder)), (job.rank, job.world_size))

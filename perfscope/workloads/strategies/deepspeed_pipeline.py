@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import cycle
-from pathlib import Path
 
 import deepspeed
-import torch
 from deepspeed.pipe import PipelineModule
 from torch import Tensor
 
 from perfscope.workloads.strategies import MICRO_BATCHES
+from perfscope.workloads.strategies.deepspeed_engine import engine_config
 from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
@@ -24,23 +23,13 @@ def build(job: Job) -> StrategyTraining:
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=job.optimizer(module.parameters()),
-        config={
-            "train_micro_batch_size_per_gpu": job.options.batch // MICRO_BATCHES,
-            "gradient_accumulation_steps": MICRO_BATCHES,
-            "bf16": {"enabled": job.is_bf16},
-            "gradient_clipping": 0.0,
-            "steps_per_print": 10**9,
-        },
+        config={**engine_config(job, MICRO_BATCHES), "gradient_accumulation_steps": MICRO_BATCHES},
     )
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        if job.is_bf16 and inputs.is_floating_point():
-            inputs = inputs.to(torch.bfloat16)
         size = job.options.batch // MICRO_BATCHES
-        loss: Tensor = engine.train_batch(cycle(zip(inputs.split(size), targets.split(size), strict=True)))
+        splits = zip(job.in_precision(inputs).split(size), targets.split(size), strict=True)
+        loss: Tensor = engine.train_batch(cycle(splits))
         return loss
 
-    def save(folder: Path) -> None:
-        engine.save_checkpoint(str(folder))
-
-    return StrategyTraining(step, save)
+    return StrategyTraining(step, lambda folder: engine.save_checkpoint(str(folder)))

@@ -69,6 +69,10 @@ class Job:
         """Whether matrix products are in bf16."""
         return bool(self.options.precision == "bf16")
 
+    def in_precision(self, inputs: Tensor) -> Tensor:
+        """Inputs in bf16 where that was asked for; tokens as they are."""
+        return inputs.to(torch.bfloat16) if self.is_bf16 and inputs.is_floating_point() else inputs
+
     def join_group(self) -> None:
         """Join the group of all processes, unless that was done."""
         if not dist.is_initialized():
@@ -129,22 +133,13 @@ class Job:
 
     def save_on_first_rank(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Path], None]:
         """Save a model and an optimizer of which every rank has a copy."""
-
-        def save(folder: Path) -> None:
-            if self.rank == 0:
-                _write({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "whole.pt")
-
-        return save
+        if self.rank > 0:
+            return lambda _folder: None
+        return lambda folder: _write(model, optimizer, folder / "whole.pt")
 
     def save_on_every_rank(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Path], None]:
         """Save the part of a model and an optimizer that this rank has."""
-
-        def save(folder: Path) -> None:
-            _write(
-                {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"rank-{self.rank:05}.pt"
-            )
-
-        return save
+        return lambda folder: _write(model, optimizer, folder / f"rank-{self.rank:05}.pt")
 
 
 class _AutocastLayers(nn.Sequential):
@@ -174,6 +169,6 @@ def find_job(task: TrainingTask, options: argparse.Namespace) -> Job:
     return Job(task, options, rank, local_rank, int(os.environ.get("WORLD_SIZE", "1")), devices)
 
 
-def _write(state: dict[str, object], path: Path) -> None:
+def _write(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, path)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
