@@ -13,7 +13,7 @@ from pathlib import Path
 
 from perfscope.bench.launching import Started, TrainingPlace, start
 from perfscope.bench.measuring import measure
-from perfscope.bench.rows import Measurement, read_measurements
+from perfscope.bench.rows import Measurement, read_measurement
 from perfscope.bench.settings import Machine, Settings, Variant, find_obstacle
 from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.files import replace_file
@@ -146,8 +146,8 @@ def read_settings(folder: Path) -> dict[str, Json]:
 
 
 def read_rows(folder: Path) -> list[Measurement]:
-    """The measurements of a benchmark's folder."""
-    return read_measurements(folder / _ROWS_FOLDER)
+    """The measurements of a benchmark's folder; SourceError where a file is none."""
+    return [read_measurement(path) for path in sorted((folder / _ROWS_FOLDER).glob("*.json"))]
 
 
 def run_trainings(plan: BenchPlan, tell: Tell) -> Iterator[Measurement]:

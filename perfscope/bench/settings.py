@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 
@@ -193,9 +193,3 @@ def choose_strategies(names: Sequence[str]) -> tuple[str, ...]:
         if name not in STRATEGIES:
             raise UsageError(f"there is no strategy {name!r}", hint=f"all, or some of: {', '.join(STRATEGIES)}")
     return tuple(dict.fromkeys(names))
-
-
-def read_variant(values: dict[str, object]) -> Variant:
-    """The variant of a file; unknown keys are of a later version and are ignored."""
-    names = {field.name for field in fields(Variant)}
-    return Variant(**{name: value for name, value in values.items() if name in names})  # type: ignore[arg-type]

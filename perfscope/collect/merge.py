@@ -185,10 +185,10 @@ _RESTART_SLACK_NS = 5 * NS_PER_S
 class PartFacts:
     """The processes of a part, the ids of the run that they and run.json name, and where its ranks met."""
 
-    name: str
-    processes: tuple[RankProcess, ...]
-    run_ids: frozenset[str]
-    rendezvous: frozenset[str]
+    name: str = ""
+    processes: tuple[RankProcess, ...] = ()
+    run_ids: frozenset[str] = frozenset()
+    rendezvous: frozenset[str] = frozenset()
 
     @property
     def hosts(self) -> list[str]:
@@ -201,10 +201,13 @@ class PartFacts:
         return sorted({process.record.rank for process in self.processes})
 
 
+#: Of a part that could not be copied.
+NOTHING_KNOWN = PartFacts()
+
+
 def read_part_facts(name: str, folder: Path) -> PartFacts:
     """Read the processes and the identity of a part, or of an existing run."""
-    ranks = folder / wire.RANKS_FOLDER
-    folders = sorted(path for path in ranks.iterdir() if path.is_dir()) if ranks.is_dir() else []
+    folders = sorted((folder / wire.RANKS_FOLDER).glob("*/"))
     processes = tuple(process for path in folders if (process := read_rank_process(path)) is not None)
     run_files = [folder / wire.RUN_FILE, *(folder / wire.HOSTS_FOLDER).glob("*.json")]
     descriptions = [description for path in run_files if (description := read_description(path)) is not None]

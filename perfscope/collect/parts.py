@@ -41,7 +41,7 @@ class Unreachable(PerfscopeError):
 class Fetched:
     """What was copied of a part now; ``problem`` says why nothing of it could be."""
 
-    name: str
+    part: str
     copied_files: int = 0
     copied_bytes: int = 0
     left_traces: int = 0

@@ -19,7 +19,7 @@ from perfscope.bench.launching import describe_machine
 from perfscope.bench.rows import Measurement, sum_up
 from perfscope.bench.running import BenchPlan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
 from perfscope.bench.settings import OPTION_SETS, Settings, choose_strategies, expand_matrix, order_variants
-from perfscope.bench.tables import rows_data, sections_of
+from perfscope.bench.tables import comparison_section, time_section
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.constants import S_PER_MINUTE
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
@@ -214,7 +214,7 @@ def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
 def to_report(settings: dict[str, Json], measurements: list[Measurement]) -> Report:
     """The tables of the rows that are finished."""
     rows = sum_up(measurements, order_variants(measurement.variant for measurement in measurements))
-    first = next((row for row in rows if row.trainings), None)
+    first = next((row for row in rows if row.measurements), None)
     ways = "1 way" if len(rows) == 1 else f"{len(rows)} ways"
     is_weak = settings.get("is_weak")  # of benchmarks of earlier versions
     batch = f"{settings['batch']} samples {'a device' if is_weak else 'a step'}"
@@ -222,10 +222,11 @@ def to_report(settings: dict[str, Json], measurements: list[Measurement]) -> Rep
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "settings": settings,
-        "rows": rows_data(rows, first),
+        "rows": [row.data() for row in rows],
         "first_row": first.variant.key if first else None,
     }
-    return Report(title, data, tuple(sections_of(rows, first, is_cpu=settings["device"] == "cpu")))
+    sections = (comparison_section(rows, is_cpu=settings["device"] == "cpu"),)
+    return Report(title, data, (*sections, time_section(rows)) if first else sections)
 
 
 def _tell(line: str) -> None:

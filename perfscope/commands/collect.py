@@ -14,6 +14,7 @@ import typer
 
 from perfscope import wire
 from perfscope.collect.merge import (
+    NOTHING_KNOWN,
     PartFacts,
     apply_merge,
     find_missing_ranks,
@@ -31,16 +32,15 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section
+from perfscope.result import to_object
 from perfscope.sources.stores.location import is_url
 from perfscope.units import format_count, format_ranges, parse_ranges
 from perfscope.wire.records import to_file
 
 _SCHEMA = "perfscope/collected/1"
 _STAGING_FOLDER = ".collect"
-
-
-#: What was copied of a part, and its processes; None where it could not be copied.
-CollectedPart: TypeAlias = tuple[Fetched, PartFacts | None]
+#: What was copied of a part, and its processes.
+CollectedPart: TypeAlias = tuple[Fetched, PartFacts]
 
 
 def collect(
@@ -112,17 +112,17 @@ def _fetch_all(
         try:
             fetched = fetch(part, folder, existing, work, ranks)
         except Unreachable as error:
-            collected.append((Fetched(part.name, problem=error.problem), None))
-            continue
-        staged.append(folder)
-        collected.append((fetched, read_part_facts(part.name, folder)))
+            collected.append((Fetched(part.name, problem=error.problem), NOTHING_KNOWN))
+        else:
+            staged.append(folder)
+            collected.append((fetched, read_part_facts(part.name, folder)))
     return collected, staged
 
 
 def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Path) -> list[str]:
     """Move every part into the run. Raises SourceError: they are not of one run; nothing was moved."""
     existing = read_part_facts(work.name, work)
-    facts = [facts for _, facts in collected if facts is not None]
+    facts = [facts for _, facts in collected]
     notes = require_one_run([*([existing] if existing.processes or existing.run_ids else []), *facts])
     processes = {
         (process.record.rank, process.identity): process for part in (existing, *facts) for process in part.processes
@@ -150,18 +150,7 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
         "run_dir": str(run_dir),
         "ranks": run.ranks,
         "missing_ranks": missing_ranks,
-        "parts": [
-            {
-                "part": part.name,
-                "hosts": facts.hosts if facts else [],
-                "ranks": facts.ranks if facts else [],
-                "copied_files": part.copied_files,
-                "copied_bytes": part.copied_bytes,
-                "left_traces": part.left_traces,
-                "problem": part.problem,
-            }
-            for part, facts in collected
-        ],
+        "parts": [{**to_object(part), "hosts": facts.hosts, "ranks": facts.ranks} for part, facts in collected],
     }
     replace_file(run_dir.absolute() / wire.COLLECTED_FILE, to_file(data))
     return Report(f"Run {run_dir}", data, (_parts_section(collected, run_dir),), tuple(warnings))
@@ -170,13 +159,13 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
 def _parts_section(collected: Sequence[CollectedPart], run_dir: Path) -> Section:
     rows: list[tuple[Cell, ...]] = [
         (
-            part.name,
-            ", ".join(facts.hosts) or None if facts else None,
-            format_ranges(facts.ranks) or None if facts else None,
-            part.copied_files,
-            part.copied_bytes / MB,
+            fetched.part,
+            ", ".join(facts.hosts) or None,
+            format_ranges(facts.ranks) or None,
+            fetched.copied_files,
+            fetched.copied_bytes / MB,
         )
-        for part, facts in collected
+        for fetched, facts in collected
     ]
     columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
     notes = [f"`perfscope analyze {shlex.quote(str(run_dir))}` reads the merged run."]

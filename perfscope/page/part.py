@@ -143,6 +143,20 @@ def select_rows(values: Sequence[float], measure: str, most: int = MOST_DRAWN) -
     return ShownRows(tuple(sorted({*outliers, *quantiles})), note)
 
 
+def draw_selected(
+    title: str,
+    unit: str,
+    bars: Sequence[tuple[str, Sequence[float | None]]],
+    kinds: Sequence[tuple[str, Colour]],
+    measure: str,
+    values: Sequence[float],
+) -> tuple[PageFigure, str]:
+    """The bars that ``select_rows`` chooses, by name and row, and its note."""
+    rows, note = select_rows(values, measure)
+    shown = [bars[row] for row in rows]
+    return draw_bars(title, unit, [name for name, _ in shown], [row for _, row in shown], kinds), note
+
+
 def bucket_edges(count: int, most: int) -> list[tuple[int, int]]:
     """Ranges of positions, as equal as can be, at most so many.
 

@@ -13,6 +13,7 @@ import pytest
 from perfscope.bench import measuring
 from perfscope.bench.launching import TrainingPlace
 from perfscope.errors import PerfscopeError
+from perfscope.result import to_object
 from tests.bench.examples import MACHINE, SETTINGS, variant
 from tests.conftest import ROOT
 
@@ -81,4 +82,4 @@ def test_a_loss_that_is_no_number_has_a_note_and_is_absent(tmp_path: Path, monke
     measured = measuring.measure(variant(), 0, SETTINGS, MACHINE, place)
     assert (measured.first_loss, measured.last_loss, measured.losses) == (2.0, None, (2.0,))
     assert measured.notes[0] == "the loss is no number from step 2 of 3 on"
-    json.dumps(measured.data(), allow_nan=False)
+    json.dumps(to_object(measured), allow_nan=False)

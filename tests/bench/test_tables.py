@@ -32,7 +32,7 @@ def cells(section: object, strategy: str) -> dict[str, object]:
 
 def test_the_table_of_the_strategies_is_relative_to_its_first_row() -> None:
     rows = sum_up([SINGLE, DDP, MP, FAILED])
-    section = comparison_section(rows, rows[0], is_cpu=False)
+    section = comparison_section(rows, is_cpu=False)
     first, ddp, parts, failed = (cells(section, row.variant.facts.title) for row in rows)
     assert first["Differs"] == "first row"
     assert ddp["Speed-up"] == pytest.approx(2.0)

@@ -18,7 +18,7 @@ from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.measures.parts import HostPart
 from perfscope.measures.parts import LifePart as Spent
-from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, draw_bars, rank_name, result_of, select_rows
+from perfscope.page.part import MOST_DRAWN, Drawn, PageFigure, draw_bars, draw_selected, rank_name, result_of
 from perfscope.report import Cell, Column, Section, percent, percent_of
 from perfscope.schedules.drawing import to_charts
 
@@ -37,21 +37,25 @@ def draw_breakdown(analysis: Analysis) -> Drawn:
     bars = []
     for rank in breakdown.ranks:
         if len(breakdown.ranks) <= MOST_DRAWN and rank.steps:
-            name = rank_name(rank.rank)
-            bars += [(f"{name} · step {step.name.rpartition('#')[2]}", step.parts) for step in rank.steps]
+            bars += [(_step_name(rank.rank, step.name), step.parts) for step in rank.steps]
         else:
             bars.append((rank_name(rank.rank), rank.row))
-    selection = select_rows([parts.idle for _, parts in bars], "idle time")
-    shown = [bars[index] for index in selection.rows]
     rows = [
-        [time / NS_PER_MS for time in (parts.compute, parts.exposed_communication, parts.exposed_copy, parts.idle)]
-        for _, parts in shown
+        (name, _in_ms(parts.compute, parts.exposed_communication, parts.exposed_copy, parts.idle))
+        for name, parts in bars
     ]
-    lead = (
-        "What each device did, exactly: compute hides communication, and both hide copies; the parts add up to the "
-        f"window. {selection.note}"
-    )
-    return Drawn(lead, (draw_bars("Device time by rank and step", "ms", [name for name, _ in shown], rows, _DEVICE),))
+    idle = [parts.idle for _, parts in bars]
+    figure, note = draw_selected("Device time by rank and step", "ms", rows, _DEVICE, "idle time", idle)
+    lead = "What each device did, exactly: compute hides communication, and both hide copies; the parts add up to the "
+    return Drawn(f"{lead}window. {note}", (figure,))
+
+
+def _step_name(rank: int | None, step: str) -> str:
+    return f"{rank_name(rank)} · step {step.rpartition('#')[2]}"
+
+
+def _in_ms(*times_ns: int) -> list[float]:
+    return [time_ns / NS_PER_MS for time_ns in times_ns]
 
 
 _HOST = (
@@ -74,23 +78,15 @@ def draw_host(analysis: Analysis) -> Drawn:
     """A stacked bar for each rank and step of a run without a GPU."""
     host = result_of(analysis, "host", HostTime)
     assert host is not None
-    bars = [
-        (f"{rank_name(rank.rank)} · step {step.name.rpartition('#')[2]}", step.parts)
-        for rank in host.ranks
-        for step in rank.steps
-    ] or [(rank_name(rank.rank), rank.total) for rank in host.ranks]
-    selection = select_rows([parts.other for _, parts in bars], "time outside of operators")
-    shown = [bars[index] for index in selection.rows]
+    steps = [(_step_name(rank.rank, step.name), step.parts) for rank in host.ranks for step in rank.steps]
+    bars = steps or [(rank_name(rank.rank), rank.total) for rank in host.ranks]
     rows = [
-        [
-            time / NS_PER_MS
-            for time in (parts.compute, parts.exposed_communication, parts.exposed_data_loading, parts.other)
-        ]
-        for _, parts in shown
+        (name, _in_ms(parts.compute, parts.exposed_communication, parts.exposed_data_loading, parts.other))
+        for name, parts in bars
     ]
-    lead = f"What the hosts did in the profiled steps, from the operators in the traces. {selection.note}"
-    bars_by_step = draw_bars("Host time by rank and step", "ms", [name for name, _ in shown], rows, _HOST)
-    return Drawn(lead, (bars_by_step,))
+    others = [parts.other for _, parts in bars]
+    figure, note = draw_selected("Host time by rank and step", "ms", rows, _HOST, "time outside of operators", others)
+    return Drawn(f"What the hosts did in the profiled steps, from the operators in the traces. {note}", (figure,))
 
 
 def draw_stacks(analysis: Analysis) -> Drawn:
@@ -141,14 +137,12 @@ def draw_late_ranks(late: LateRanks) -> Drawn:
     ranks, steps = late.ranks, late.compared_steps
     if not steps:
         return Drawn(f"{late.in_a_sentence()}. ")
-    selection = select_rows([rank.total_ns - rank.parts_ns[HostPart.EXCHANGE] for rank in ranks], "time of their own")
-    shown = [ranks[row] for row in selection.rows]
-    parts = [part for part in _LATE if any(rank.parts_ns[part] for rank in shown)]
-    rows = [[rank.parts_ns[part] / steps / NS_PER_MS for part in parts] for rank in shown]
+    own_ns = [rank.total_ns - rank.parts_ns[HostPart.EXCHANGE] for rank in ranks]
+    parts = [part for part in _LATE if any(rank.parts_ns[part] for rank in ranks)]
+    rows = [(rank_name(rank.rank), [rank.parts_ns[part] / steps / NS_PER_MS for part in parts]) for rank in ranks]
     kinds = [(part.label.lower(), _LATE[part]) for part in parts]
-    names = [rank_name(rank.rank) for rank in shown]
-    figure = draw_bars("Mean step on the host, by rank", "ms", names, rows, kinds)
-    return Drawn(f"{late.in_a_sentence()}. {selection.note}", (figure,))
+    figure, note = draw_selected("Mean step on the host, by rank", "ms", rows, kinds, "time of their own", own_ns)
+    return Drawn(f"{late.in_a_sentence()}. {note}", (figure,))
 
 
 _LIFE: tuple[tuple[str, Colour, tuple[Spent, ...]], ...] = (
@@ -176,20 +170,20 @@ def draw_wall_clock(analysis: Analysis) -> Drawn:
     clock = result_of(analysis, "wall_clock", WallClock)
     assert clock is not None
     ledgers = clock.ledgers
-    selection = select_rows([float(ledger.wall_ns) for ledger in ledgers], "wall time")
-    shown = [ledgers[row] for row in selection.rows]
-    names = [rank_name(each.rank) + (f", start {each.attempt + 1}" if each.attempt else "") for each in shown]
-    rows = [[sum(each.parts.get(part, 0) for part in parts) / NS_PER_S for _, _, parts in _LIFE] for each in shown]
-    whole_ns = sum(ledger.wall_ns for ledger in ledgers)
-    steps_ns = sum(ledger.parts.get(Spent.STEPS, 0) for ledger in ledgers)
-    lead = (
-        f"{percent_of(steps_ns, whole_ns) or 0:.1f} % of the wall time of all processes went to training steps that "
-        "nothing else was in; the parts of each add up to its life. `perfscope analyze --only goodput` adds up the "
-        "starts of a job. "
-        f"{selection.note}"
-    )
+    names = [rank_name(each.rank) + (f", start {each.attempt + 1}" if each.attempt else "") for each in ledgers]
+    rows = [[sum(each.parts.get(part, 0) for part in parts) / NS_PER_S for _, _, parts in _LIFE] for each in ledgers]
+    wall_ns = [ledger.wall_ns for ledger in ledgers]
     kinds = [(label, colour) for label, colour, _ in _LIFE]
-    return Drawn(lead, (draw_bars("Wall time by process", "s", names, rows, kinds),))
+    bars = list(zip(names, rows, strict=True))
+    figure, note = draw_selected("Wall time by process", "s", bars, kinds, "wall time", wall_ns)
+    steps_ns = sum(ledger.parts.get(Spent.STEPS, 0) for ledger in ledgers)
+    share = percent_of(steps_ns, sum(wall_ns)) or 0
+    lead = (
+        f"{share:.1f} % of the wall time of all processes went to training steps that "
+        "nothing else was in; the parts of each add up to its life. `perfscope analyze --only goodput` adds up the "
+        f"starts of a job. {note}"
+    )
+    return Drawn(lead, (figure,))
 
 
 _LIFE_COLOURS = {part: colour for _, colour, parts in _LIFE for part in parts}
@@ -224,24 +218,22 @@ def draw_memory(analysis: Analysis) -> Drawn:
     over_time = () if use is None else (_draw_history(use),)
     peaks = {rank.rank: rank.memory_peak_bytes for rank in steps.ranks} if steps else {}
     of_gpu = {gpu.ranks[0]: gpu for gpu in gpus.gpus if len(gpu.ranks) == 1} if gpus else {}
-    bars: list[tuple[int, tuple[float | None, ...]]] = []
+    bars: list[tuple[str, tuple[float | None, ...]]] = []
     for rank in sorted({rank for rank, peak in peaks.items() if peak} | set(of_gpu)):
         gpu, peak = of_gpu.get(rank), (peaks.get(rank) or 0) / GB
         used = (gpu.memory_used_bytes or 0) / GB if gpu else 0.0
         whole = (gpu.memory_total_bytes or 0) / GB if gpu else 0.0
         if peak or used:
             rest, free = max(used - peak, 0.0), max(whole - max(used, peak), 0.0)
-            bars.append((rank, (peak or None, rest if used else None, free if whole else None)))
+            bars.append((rank_name(rank), (peak or None, rest if used else None, free if whole else None)))
     if not bars and over_time:
         return Drawn("What tensors held over the window, by what they are for.", over_time)
     if not bars:
         return Drawn(absent="no rank recorded the memory of its device, and NVML was not sampled on it")
-    selection = select_rows([sum(part or 0.0 for part in parts[:2]) for _, parts in bars], "memory in use")
-    shown = [bars[index] for index in selection.rows]
+    in_use = [sum(part or 0.0 for part in parts[:2]) for _, parts in bars]
+    figure, note = draw_selected("Peak memory by rank", "GB", bars, _MEMORY, "memory in use", in_use)
     lead = "The most that each rank's device held: tensors by torch's allocator, all use by NVML. GB is 10^9 bytes. "
-    names = [rank_name(rank) for rank, _ in shown]
-    figure = draw_bars("Peak memory by rank", "GB", names, [parts for _, parts in shown], _MEMORY)
-    return Drawn(lead + selection.note, (figure, *over_time))
+    return Drawn(lead + note, (figure, *over_time))
 
 
 def _draw_history(use: MemoryUse) -> PageFigure:
