@@ -38,7 +38,7 @@ from perfscope.hooks.reach import attach, launch
 from perfscope.models.hardware import lookup_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Column, Report, Section, percent
+from perfscope.report import Column, Report, Section, percent_of
 from perfscope.sources.ceilings import SCHEMA, parse_ceiling
 from perfscope.tables.ceiling import Ceiling
 from perfscope.units import format_count
@@ -392,24 +392,18 @@ def _nearest_folder(folder: Path) -> Path:
 
 def _report(checks: Sequence[Check]) -> Report:
     counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in CheckVerdict}
+    note = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "."
     return Report(
         "Environment check",
         {
             "schema": "perfscope/doctor/1",
             **{str(verdict): count for verdict, count in counts.items()},
             "checks": [
-                {"part": part, "verdict": str(verdict), "found": finding, "mend": fix or None}
+                {"part": part, "verdict": verdict, "found": finding, "mend": fix or None}
                 for part, verdict, finding, fix in checks
             ],
         },
-        (
-            Section(
-                "Checks",
-                (Column("Part"), Column("Verdict"), Column("Finding"), Column("Fix")),
-                tuple((part, str(verdict), finding, fix) for part, verdict, finding, fix in checks),
-                notes=(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",),
-            ),
-        ),
+        (Section("Checks", tuple(map(Column, ("Part", "Verdict", "Finding", "Fix"))), checks, notes=(note,)),),
     )
 
 
@@ -418,7 +412,7 @@ _DEMO_SCRIPT = Path(__file__).parents[1] / "workloads" / "demo.py"
 _PLANTED = "    if step % 5 == 0:\n        send_metrics()\n"
 _CEILING_SCRIPT = Path(__file__).parents[1] / "workloads" / "ceiling.py"
 _CEILING_S = 20
-_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+_COUNT_GPUS = "import torch; result['devices'] = torch.cuda.device_count()"
 
 
 def run_demo(folder: Path) -> Outcome:
@@ -469,8 +463,7 @@ def measure_ceiling(output: Path | None) -> Report:
         PerfscopeError: It failed, or did not end.
     """
     # Asked in a process of its own: a driver's state is inherited by children.
-    counted = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, check=False)
-    devices = int(counted.stdout.strip() or 0) if counted.returncode == 0 else 0
+    devices = (probe(_COUNT_GPUS).values or {"devices": 0})["devices"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)] if devices > 1 else []
     with tempfile.TemporaryDirectory(prefix="perfscope-ceiling-") as folder:
         written = Path(folder) / "ceiling.json"
@@ -497,35 +490,25 @@ def measure_ceiling(output: Path | None) -> Report:
 def _describe_ceiling(measured: Ceiling) -> tuple[Section, ...]:
     gpu = lookup_gpu(measured.device) if measured.device else None
     peaks = gpu.dense_tflops if gpu else {}
-    bandwidth = gpu.memory_tb_s if gpu else None
-    dimensions = (Column("Type"), Column("Rows", 0), Column("Columns", 0), Column("Inner", 0))
-    products = tuple(
-        (*astuple(each), percent(each.tflops / peaks[each.dtype] if peaks.get(each.dtype) else None))
-        for each in measured.products
-    )
-    memory = tuple(
-        (each.operation, each.size / MB, each.tb_s, percent(each.tb_s / bandwidth if bandwidth else None))
-        for each in measured.memory
-    )
-    collectives = tuple((each.operation, each.ranks, each.size / MB, each.busbw_gb_s) for each in measured.collectives)
+    bandwidth = (gpu.memory_tb_s if gpu else None) or 0
     sections = (
         Section(
             "Products of matrices",
-            (*dimensions, Column("TFLOP/s", 1), Column("Of the dense peak (%)", 1)),
-            products,
+            tuple(map(Column, ("Type", "Rows", "Columns", "Inner", "TFLOP/s", "Of the dense peak (%)"))),
+            [(*astuple(each), percent_of(each.tflops, peaks.get(each.dtype, 0))) for each in measured.products],
             ("On random data, all devices at once; on zeros a product takes less power, and is faster.",),
         ),
         Section(
             "Memory",
-            (Column("Operation"), Column("Size (MB)", 1), Column("TB/s", 3), Column("Of the peak (%)", 1)),
-            memory,
+            (Column("Operation"), Column("Size (MB)"), Column("TB/s", 3), Column("Of the peak (%)")),
+            [(rate.operation, rate.size / MB, rate.tb_s, percent_of(rate.tb_s, bandwidth)) for rate in measured.memory],
             ("Of the bytes that are read and written.",),
         ),
         Section(
             "Collectives",
-            (Column("Operation"), Column("Ranks", 0), Column("Size (MB)", 1), Column("busbw (GB/s)", 1)),
-            collectives,
+            tuple(map(Column, ("Operation", "Ranks", "Size (MB)", "busbw (GB/s)"))),
+            [(rate.operation, rate.ranks, rate.size / MB, rate.busbw_gb_s) for rate in measured.collectives],
             ("busbw as nccl-tests defines it.",),
         ),
     )
-    return tuple(section for section in sections if section.rows or section.title != "Collectives")
+    return sections if measured.collectives else sections[:-1]

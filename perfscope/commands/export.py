@@ -21,7 +21,7 @@ from perfscope.merging.merge import Choice, Merged, merge
 from perfscope.outcome import Outcome
 from perfscope.page import analyze_for_page, describe_analysis, render
 from perfscope.renderers import Format
-from perfscope.report import MOST_ROWS, Column, Json, Report, Section, long_table
+from perfscope.report import MOST_ROWS, Column, Json, Report, Section, in_unit, long_table
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
 from perfscope.units import parse_ranges
 from perfscope.watching.job import WatchedJob
@@ -147,10 +147,10 @@ def _write_trace(paths: Sequence[str], path: Path, choice: Choice) -> Report:
 
 def _describe_merged(merged: Merged) -> Report:
     """What was written, and how far the clock of each rank was moved."""
-
-    def to_us(time_ns: int | None) -> float | None:
-        return None if time_ns is None else time_ns / NS_PER_US
-
+    rows = [
+        (one.rank, one.events, in_unit(one.offset_ns, NS_PER_US), in_unit(one.residual_ns, NS_PER_US), one.path)
+        for one in merged.traces
+    ]
     data: dict[str, Json] = {
         "schema": "perfscope/merged/1",
         "path": str(merged.path),
@@ -158,28 +158,13 @@ def _describe_merged(merged: Merged) -> Report:
         "reference_rank": merged.reference,
         "operations": merged.operations,
         "traces": [
-            {
-                "path": trace.path,
-                "rank": trace.rank,
-                "events": trace.events,
-                "offset_us": to_us(trace.offset_ns),
-                "residual_us": to_us(trace.residual_ns),
-            }
-            for trace in merged.traces
+            {"path": path, "rank": rank, "events": events, "offset_us": offset_us, "residual_us": residual_us}
+            for rank, events, offset_us, residual_us, path in rows
         ],
         "notes": list(merged.notes),
     }
-    columns = (
-        Column("Rank"),
-        Column("Events"),
-        Column("Clock ahead (us)", 3),
-        Column("Residual (us)", 3),
-        Column("Trace"),
-    )
-    rows = [
-        (trace.rank, trace.events, to_us(trace.offset_ns), to_us(trace.residual_ns), Path(trace.path).name)
-        for trace in merged.traces
-    ]
+    clocks = (Column("Clock ahead (us)", 3), Column("Residual (us)", 3))
+    columns = (Column("Rank"), Column("Events"), *clocks, Column("Trace"))
     notes = [
         f"{merged.path}: {merged.bytes / MB:.1f} MB, {merged.operations} operations of several ranks. "
         "Open it at https://ui.perfetto.dev."
@@ -189,5 +174,6 @@ def _describe_merged(merged: Merged) -> Report:
             f"Each clock was moved to that of rank {merged.reference}, by the ends of common collectives; times of two "
             "ranks can be compared as finely as their residuals."
         )
-    section = long_table("Merged traces", columns, rows, (*notes, *merged.notes), most=MOST_ROWS)
+    shown = [(*row[:-1], Path(row[-1]).name) for row in rows]
+    section = long_table("Merged traces", columns, shown, (*notes, *merged.notes), most=MOST_ROWS)
     return Report(f"{len(merged.traces)} traces on one clock", data, (section,), merged.damage)

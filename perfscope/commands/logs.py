@@ -10,7 +10,7 @@ import typer
 
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import LogSummary, TrainingLogs, summarize_log
-from perfscope.commands.options import FormatOption, require_positive
+from perfscope.commands.options import FormatOption, outcome_of, require_positive
 from perfscope.engine.execution import with_progress
 from perfscope.engine.places import at_hand
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
@@ -62,12 +62,8 @@ def logs(
     with at_hand(paths, is_log_name) as places:
         summaries, unread = _summarize_logs(places.paths, overrides)
         report = places.report(to_report(summaries, unread))
-    return Outcome(
-        report,
-        format,
-        notes=tuple(f"warning: {line}" for line in report.warnings),
-        exit_code=ExitCode.DAMAGED_INPUT if unread or places.damage else ExitCode.OK,
-    )
+    code = ExitCode.DAMAGED_INPUT if unread or places.damage else ExitCode.OK
+    return outcome_of(report, format, exit_code=code)
 
 
 def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSummary], list[str]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, TypeVar, get_type_hints
 
 import typer
 
@@ -22,6 +22,7 @@ from perfscope.report import Report, Section
 from perfscope.sources.runs.folder import find_newest
 from perfscope.wire import RUNS_FOLDER
 
+_T = TypeVar("_T")
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
 
 
@@ -30,6 +31,14 @@ def require_positive(name: str, value: int) -> int:
     if value < 1:
         raise UsageError(f"{name} must be at least 1, not {value}")
     return value
+
+
+def parse_option(option: str, parse: Callable[[str], _T], text: str | None) -> _T | None:
+    """What was typed for an option, if it was; ``UsageError`` where ``parse`` raises ``ValueError``."""
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def or_newest(paths: Sequence[str] | None, count: int = 1) -> tuple[list[str], tuple[str, ...]]:
@@ -62,15 +71,18 @@ def outcome_of(
     in_full: bool = False,
     warnings: Sequence[str] | None = None,
     notes: tuple[str, ...] = (),
+    exit_code: ExitCode | None = None,
 ) -> Outcome:
-    """The end of a command with a report: its warnings are notes, and what is damaged decides the exit code."""
+    """The end of a command with a report: its warnings are notes, and damage unless an exit code is given."""
     lines = report.warnings if warnings is None else warnings
+    if exit_code is None:
+        exit_code = ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK
     return Outcome(
         report,
         format,
         in_full=in_full,
         notes=(*(f"warning: {line}" for line in lines), *notes),
-        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
+        exit_code=exit_code,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from perfscope.commands.options import FormatOption, expand_groups, require_positive
+from perfscope.commands.options import FormatOption, expand_groups, outcome_of, require_positive
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.models.conventions import Checkpointing, bigscience_passes
 from perfscope.models.hardware import Gpu, find_gpu
@@ -108,9 +108,7 @@ def refresh(
         exit_code = ExitCode.DIFFERENCE
     elif check and checked.is_empty:
         exit_code = ExitCode.FAILED
-    return Outcome(
-        report, format, notes=tuple(f"warning: {warning}" for warning in report.warnings), exit_code=exit_code
-    )
+    return outcome_of(report, format, exit_code=exit_code)
 
 
 #: Commands that only read; any other command in a marker is refused.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.commands.options import FormatOption
+from perfscope.commands.options import FormatOption, parse_option
 from perfscope.constants import NS_PER_S
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.hooks.selection import parse_ranks
@@ -46,7 +46,7 @@ def trigger(
     """
     job = WatchedJob(run)
     job.look()
-    chosen = None if ranks is None else _parse_ranks(ranks)
+    chosen = parse_option("--ranks", parse_ranks, ranks)
     recorded = [] if record is None else record.split(",")
     unknown = [word for word in recorded if word not in _RECORDED]
     if unknown:
@@ -63,10 +63,7 @@ def trigger(
         first + steps - 1,
         time.time_ns(),
         ranks=None if chosen is None else tuple(sorted(chosen)),
-        light="light" in recorded,
-        shapes="shapes" in recorded,
-        stack="stack" in recorded,
-        memory="memory" in recorded,
+        **{word: word in recorded for word in _RECORDED},
     )
     name = f"{requests.WINDOW_PREFIX}{1 + len(asked):04d}.json"
     if not job.publish(name, request):
@@ -74,13 +71,6 @@ def trigger(
     begins_s = (first - ahead) * max(paces_ns, default=0.0) / NS_PER_S
     _await_answers(job, name, max(requests.MARGIN_S, begins_s))
     return _answer(request, job, name, format)
-
-
-def _parse_ranks(text: str) -> frozenset[int]:
-    try:
-        return parse_ranks(text)
-    except ValueError as error:
-        raise UsageError(f"--ranks: {error}") from None
 
 
 def _require_running(job: WatchedJob, chosen: frozenset[int] | None) -> None:
@@ -124,18 +114,16 @@ def _await_answers(job: WatchedJob, name: str, patience_s: float) -> None:
 
 
 def _answer(request: requests.WindowRequest, job: WatchedJob, name: str, format: Format) -> Outcome:
-    rows, data = [], list[Json]()
+    rows = []
     for _, rank in sorted(job.ranks.items()):
+        silence = "its process has ended" if rank.has_ended else "no answer in time"
         answer = rank.answers.get(name)
-        reason = (
-            answer.reason if answer is not None else "its process has ended" if rank.has_ended else "no answer in time"
-        )
-        status = None if answer is None else answer.status
-        rows.append((rank.rank, rank.record.host, status, None if answer is None else answer.step, reason))
-        data.append(
-            {"rank": rank.rank, "status": status, "step": None if answer is None else answer.step, "reason": reason}
-        )
+        answered = (None, None, silence) if answer is None else (answer.status, answer.step, answer.reason)
+        rows.append((rank.rank, rank.record.host, *answered))
     planned = sum(row[2] == requests.PLANNED for row in rows)
+    data: list[Json] = [
+        {"rank": rank, "status": status, "step": step, "reason": reason} for rank, _, status, step, reason in rows
+    ]
     columns = tuple(map(Column, ("Rank", "Host", "Answer", "At step", "Reason")))
     window = str(request.first) if request.first == request.last else f"{request.first}-{request.last}"
     notes = (

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from perfscope.commands.options import expand_groups
+from perfscope.commands.options import expand_groups, parse_option
 from perfscope.commands.profile.completion import complete
 from perfscope.commands.profile.preparation import Prepared, prepare, prepare_plainly
 from perfscope.errors import CommandNotFound, UsageError
@@ -36,7 +36,6 @@ _run_option, _window_option, _watch_option, _event_option = (
         "Extra profiler events (they slow windows down)",
     )
 )
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +154,10 @@ def _configure(windows: WindowOptions, events: EventOptions, nvml_hz: float, wat
     """
     return Config(
         run_dir="",  # of all options the folder alone may not be possible, and the command runs without it
-        windows=_parse_option("--steps", parse_windows, windows.steps),
-        ranks=None if windows.ranks is None else _parse_option("--ranks", parse_ranks, windows.ranks),
+        windows=parse_option("--steps", parse_windows, windows.steps) or (),
+        ranks=parse_option("--ranks", parse_ranks, windows.ranks),
         window=windows.window,
-        step_optimizer=None
-        if windows.step_optimizer is None
-        else _parse_option("--step-optimizer", parse_step_optimizer, windows.step_optimizer),
+        step_optimizer=parse_option("--step-optimizer", parse_step_optimizer, windows.step_optimizer),
         **asdict(events),
         nvml_hz=nvml_hz,
         nvml_path=find_pynvml(),
@@ -168,13 +165,6 @@ def _configure(windows: WindowOptions, events: EventOptions, nvml_hz: float, wat
         watchdog=watch.watchdog,
         stall_s=watch.stall_seconds,
     )
-
-
-def _parse_option(option: str, parse: Callable[[str], _T], text: str) -> _T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
 
 
 def _find_executable(program: str) -> str:

@@ -20,10 +20,10 @@ from perfscope.commands.model import (
     choose_model,
     resolve_peak,
 )
-from perfscope.commands.options import FormatOption, expand_groups, require_positive
+from perfscope.commands.options import FormatOption, expand_groups, outcome_of, require_positive
 from perfscope.commands.tflops.lengths import parse_lengths
 from perfscope.commands.tflops.report import TflopsAnswer, to_report
-from perfscope.errors import UsageError
+from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.units import parse_duration_ns
@@ -100,5 +100,4 @@ def tflops(
         attended_len=known.attended_len if known else None,
     )
     answer = TflopsAnswer(step_of_choice, samples, choice, inputs, found, step_log, known)
-    report = to_report(answer)
-    return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))
+    return outcome_of(to_report(answer), format, exit_code=ExitCode.OK)
