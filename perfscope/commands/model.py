@@ -14,7 +14,7 @@ import typer
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, list_gpu_names, lookup_gpu, resolve_family
+from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, lookup_gpu, resolve_family, suggest_gpus
 from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
 from perfscope.models.transformer import (
     GATED_MATRICES,
@@ -447,7 +447,9 @@ def resolve_peak(options: PeakOptions) -> Peak:
         return Peak(gpu, dtype, options.peak, "given as --peak", assumptions)
     if gpu is None:
         warnings = (
-            (f"{describe_unlisted(options.gpu)} and there is no MFU; known: {list_gpu_names()}",) if options.gpu else ()
+            (f"{describe_unlisted(options.gpu)} and there is no MFU; {suggest_gpus(options.gpu)}",)
+            if options.gpu
+            else ()
         )
         return Peak(None, dtype, None, "", (), warnings)
     peak, others = gpu.peak_tflops(dtype), gpu.describe_others(dtype)

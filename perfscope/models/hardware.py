@@ -169,7 +169,7 @@ def find_gpu(name: str) -> Gpu:
     """Look a GPU up by its name, an alias or its CUDA name; UsageError where none has it: a peak is never guessed."""
     gpu = lookup_gpu(name)
     if gpu is None:
-        raise UsageError(describe_unlisted(name), hint=f"known: {list_gpu_names()}")
+        raise UsageError(describe_unlisted(name), hint=suggest_gpus(name))
     return gpu
 
 
@@ -178,9 +178,14 @@ def describe_unlisted(name: str) -> str:
     return f"the GPU {name!r} is not in hardware.toml, so its peak is unknown"
 
 
-def list_gpu_names() -> str:
-    """Every value of ``--gpu`` without aliases, as a list for people."""
-    return ", ".join(gpu.name for gpu in gpus())
+def suggest_gpus(typed: str) -> str:
+    """Every value of ``--gpu`` without aliases, for people; before them those that are spelled much as a typed one."""
+    import difflib  # few names are mistyped
+
+    listed = {name: gpu.name for gpu in gpus() for name in (gpu.name, *gpu.aliases)} | _document()["family"]
+    near = dict.fromkeys(listed[name] for name in difflib.get_close_matches(_normalize(typed), listed))
+    suggestion = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{suggestion}known: {', '.join(gpu.name for gpu in gpus())}"
 
 
 def resolve_family(name: str) -> str | None:

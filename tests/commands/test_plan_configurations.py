@@ -171,6 +171,7 @@ def test_a_table_of_ones_own_is_judged_and_calibrates(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (("plan", "--model", "llama3-8b", "--gpus", 8, "--why"), "configurations need --gpu and --gbs"),
+        ((*LLAMA[:5], "--gpu", "h10O", "--gbs", 128), "did you mean h100-sxm? known: v100-16, "),
         ((*LLAMA, "--network", 0), "--network must be positive"),
         ((*LLAMA, "--calibrate", TABLE), "measured steps are too many to calibrate by"),
         ((*LLAMA, "--peak", 500), "by the peak of --gpu's datasheet"),

@@ -21,6 +21,7 @@ from perfscope.commands.plan.options import (
 )
 from perfscope.commands.plan.report import to_report
 from perfscope.errors import UsageError
+from perfscope.models.hardware import lookup_gpu, suggest_gpus
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 
@@ -65,6 +66,11 @@ def plan(
         require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak, steps=steps
     )
     check_batches(inputs)
+    if layout.gbs is not None and peak.gpu is not None and lookup_gpu(peak.gpu) is None:
+        raise UsageError(
+            f"no step on the GPU {peak.gpu!r} can be predicted: its memory and rates are not known",
+            hint=f"without --gbs, --tokens and --tflops plan the days on any GPU; {suggest_gpus(peak.gpu)}",
+        )
     choice = choose_model(model, inputs.seq_len)
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
