@@ -24,7 +24,7 @@ from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
 from perfscope.measures.marked_steps import Outside, common_steps, measure_outside, step_number
 from perfscope.measures.parts import COLUMNS, DeviceStep, Parts, split
-from perfscope.measures.rank_labels import rank_labels
+from perfscope.measures.rank_labels import in_order, rank_labels
 from perfscope.report import MOST_ROWS, Column, Section, long_table
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.trace import ABSENT, Trace, distinct
@@ -69,14 +69,9 @@ class RankParts(Figures, frozen=True, array_like=True):
         """The numbers of its marked steps."""
         return tuple(step_number(step.name) for step in self.steps)
 
-    def follows(self, earlier: RankParts) -> bool:
-        """Whether this is a later window of the same process and device."""
-        is_same_device = self.rank is not None and (self.rank, self.device) == (earlier.rank, earlier.device)
-        return is_same_device and not self.is_another_run(earlier) and self.first_ns >= earlier.last_ns
-
     def is_another_run(self, earlier: RankParts) -> bool:
-        """Whether another process made this trace: in another run, or after a restart."""
-        return None not in (self.process, earlier.process) and self.process != earlier.process
+        """Whether another process of the rank made this trace: in another run, or after a restart."""
+        return None not in (self.rank, self.process, earlier.process) and self.process != earlier.process
 
     def joined_to(self, earlier: RankParts) -> RankParts:
         """An earlier window and this one, added up."""
@@ -85,7 +80,9 @@ class RankParts(Figures, frozen=True, array_like=True):
             last_ns=self.last_ns,
             total=earlier.total + self.total,
             steps=earlier.steps + self.steps,
-            outside=_sum_outside(earlier.outside, self.outside),
+            outside=earlier.outside.plus(self.outside)
+            if earlier.outside and self.outside
+            else earlier.outside or self.outside,
             device_events=earlier.device_events + self.device_events,
             damaged=earlier.damaged or self.damaged,
         )
@@ -185,26 +182,19 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
     )
 
 
-def _sum_outside(earlier: Outside | None, later: Outside | None) -> Outside | None:
-    return earlier.plus(later) if earlier and later else earlier or later
-
-
 def _join_windows(parts: Iterable[RankParts]) -> Iterator[RankParts]:
     """Add later windows of a process to its earlier ones; traces that overlap in time stay apart, and so do runs."""
-    for _, of_device in groupby(tuple(sorted(parts, key=_order)), lambda part: (part.rank, part.device)):
+    ordered = in_order(parts, "device", "first_ns", "trace")
+    for (rank, _), of_device in groupby(ordered, lambda part: (part.rank, part.device)):
         entries: list[RankParts] = []
         for part in of_device:
-            earlier = (index for index in range(len(entries) - 1, -1, -1) if part.follows(entries[index]))
-            index = next(earlier, None)
-            if index is None:
-                entries.append(part)
+            for index in reversed(range(len(entries) if rank is not None else 0)):
+                if not part.is_another_run(entries[index]) and part.first_ns >= entries[index].last_ns:
+                    entries[index] = part.joined_to(entries[index])
+                    break
             else:
-                entries[index] = part.joined_to(entries[index])
+                entries.append(part)
         yield from entries
-
-
-def _order(part: RankParts) -> tuple[bool, int, int, int, str]:
-    return part.rank is None, part.rank or 0, part.device, part.first_ns, part.trace
 
 
 def _labels(ranks: Sequence[RankParts]) -> list[str]:
@@ -226,9 +216,13 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     for number, indices in several.items():
         owner = "A rank that is not stated" if number is None else f"Rank {number}"
         notes.append(f"{owner} drives several devices: {indices}.")
-    restarted = {later.rank for earlier, later in pairwise(ranks) if _are_two_runs(earlier, later)}
+    restarted = {
+        later.rank or 0
+        for earlier, later in pairwise(ranks)
+        if (earlier.rank, earlier.device) == (later.rank, later.device) and later.is_another_run(earlier)
+    }
     if restarted:
-        numbers = ", ".join(str(number) for number in sorted(number for number in restarted if number is not None))
+        numbers = ", ".join(map(str, sorted(restarted)))
         notes.append(
             f"Rank {numbers}: traces of several processes (several runs, or restarts); only windows of one process are "
             "added up."
@@ -245,15 +239,9 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
 
 
 def _doubt_silence(ranks: Sequence[RankParts]) -> list[str]:
-    numbers = {rank.rank for rank in ranks if rank.rank is not None}
+    sizes = {rank.rank: rank.world_size or 0 for rank in ranks if rank.rank is not None}
     communicating = {rank.rank for rank in ranks if rank.total.communication}
-    silent = sorted(
-        {
-            rank.rank
-            for rank in ranks
-            if rank.rank is not None and rank.rank not in communicating and max(len(numbers), rank.world_size or 0) > 1
-        }
-    )
+    silent = sorted(rank for rank in sizes.keys() - communicating if max(len(sizes), sizes[rank]) > 1)
     if not silent:
         return []
     return [
@@ -279,8 +267,3 @@ def _step_notes(ranks: Sequence[RankParts]) -> list[str]:
         most, label = largest
         notes.append(f"Left out of the rows, of rank {label}: {most.sentence()}.")
     return notes
-
-
-def _are_two_runs(earlier: RankParts, later: RankParts) -> bool:
-    is_same_device = earlier.rank is not None and (earlier.rank, earlier.device) == (later.rank, later.device)
-    return is_same_device and later.is_another_run(earlier)

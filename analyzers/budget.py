@@ -77,24 +77,12 @@ class StepBudget(Struct, frozen=True, array_like=True, eq=False):
 class TermTime(Figures, frozen=True):
     """A term of the budget of a mean step."""
 
-    term: Term
+    kind: Annotated[str, Doc("What kind of time: compute, communication, idle and so on.")]
+    name: Annotated[str, Doc("The kernel, the axis, the copy, or the cause; empty where the kind says all.")]
+    operator: Annotated[str | None, Doc("The operator that launched it, where they were read.")]
+    title: str
     ns: int
     us = InUnit("ns", NS_PER_US, "Mean over ranks and steps.")
-
-    @figure
-    def kind(self) -> str:
-        """What kind of time: compute, communication, idle and so on."""
-        return self.term.kind
-
-    @figure
-    def name(self) -> str:
-        """The kernel or operator, the axis, the copy, or the cause; empty where the kind says all."""
-        return self.term.name
-
-    @figure
-    def operator(self) -> str | None:
-        """The operator that launched it, where they were read."""
-        return self.term.operator or None
 
 
 class Budget(Result, frozen=True):
@@ -117,7 +105,7 @@ class Budget(Result, frozen=True):
             "",
             (
                 Column("Term", lambda row: row[0].kind),
-                Column("Name", lambda row: row[0].term.title),
+                Column("Name", lambda row: row[0].title),
                 Column("Per step (ms)", lambda row: row[0].ns, MS_OF_NS, 3),
                 Column("Of the step (%)", lambda row: percent_of(row[0].ns, row[1])),
             ),
@@ -133,7 +121,7 @@ class Budget(Result, frozen=True):
     def terms(self) -> tuple[TermTime, ...]:
         """Each term, the largest first."""
         ordered = sorted(self.times.items(), key=lambda item: (-item[1], KINDS.index(item[0].kind), item[0]))
-        return tuple(TermTime(term, ns) for term, ns in ordered)
+        return tuple(TermTime(term.kind, term.name, term.operator or None, term.title, ns) for term, ns in ordered)
 
     def sections(self) -> tuple[Section, ...]:
         """The terms, the largest first."""

@@ -22,6 +22,7 @@ from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.measures.host_activity import names_with, waits_for_device
 from perfscope.measures.idle_gaps import gaps_of_device
+from perfscope.measures.rank_labels import in_order
 from perfscope.report import MOST_ROWS, Section
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64
@@ -139,9 +140,7 @@ def measure(trace: Trace) -> tuple[RankBlockingCalls, ...] | None:
 
 def analyze(partials: Sequence[tuple[RankBlockingCalls, ...]]) -> Calls:
     """Put the ranks in order; NoDevice without device events in marked steps, MissingInput without such a call."""
-    ranks = tuple(
-        sorted(chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
-    )
+    ranks = in_order(chain.from_iterable(partials), "device")
     if not ranks:
         raise NoDevice("the traces contain no GPU events in marked steps")
     if not any(rank.callers for rank in ranks):

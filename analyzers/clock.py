@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.collectives.calls import EXCHANGES, SYNCHRONISING, OperationKind
+from perfscope.analyzers.collectives.calls import EXCHANGES, SYNCHRONISING
 from perfscope.analyzers.collectives.matching import MatchedCalls, match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups
 from perfscope.constants import NS_PER_US
@@ -146,7 +146,12 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, s
 
 
 def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) -> None:
-    chosen = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)[matched.kind]
+    # The ends of an operation nearly coincide; but who gets nothing in an exchange may leave it early.
+    aligns = [
+        kind.operation in SYNCHRONISING and (kind.operation not in EXCHANGES or kind.bytes != ABSENT)
+        for kind in matched.kinds
+    ]
+    chosen = np.array(aligns, np.bool_)[matched.kind]
     ends, durations, (first, *others) = matched.end_ns, matched.duration_ns, matched.ranks
     for row, rank in enumerate(others, 1):
         names = hosts.get(first, ""), hosts.get(rank, "")
@@ -159,11 +164,6 @@ def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) 
         if not is_apart(*names, found):
             offset, residual = 0.0, abs(offset) + residual
         links.add(first, rank, _Link(offset, residual, found.operations))
-
-
-def _aligns(kind: OperationKind) -> bool:
-    """Whether the ends of an operation nearly coincide; who gets nothing in an exchange may leave it early."""
-    return kind.operation in SYNCHRONISING and (kind.operation not in EXCHANGES or kind.bytes != ABSENT)
 
 
 def _reach(first: int, links: _Links) -> dict[int, _Link]:

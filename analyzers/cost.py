@@ -16,8 +16,8 @@ from perfscope.constants import MB, MS_PER_S, NS_PER_S, US_PER_S
 from perfscope.errors import MissingInput
 from perfscope.measures.statistics import median
 from perfscope.measures.step_selection import find_undisturbed, job_times_s, profiled_steps
-from perfscope.measures.window_effect import SMALLEST_EFFECT, Effect, WindowEffect
-from perfscope.report import Section, in_unit
+from perfscope.measures.window_effect import Effect, WindowEffect
+from perfscope.report import SMALLEST_CHANGE, Section, in_unit
 from perfscope.result import MS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run, Window
 from perfscope.tables.steps import FEWEST_STEPS, Steps
@@ -115,7 +115,7 @@ class Cost(Result, frozen=True):
         if effect is not None and effect.verdict is Effect.UNTESTED:
             is_few = min(effect.before, effect.after) < FEWEST_STEPS
             return "too few to compare" if is_few else f"not compared: {effect.reason}"
-        is_noise = effect is not None and effect.verdict is Effect.NO_DIFFERENCE and abs(change) >= SMALLEST_EFFECT
+        is_noise = effect is not None and effect.verdict is Effect.NO_DIFFERENCE and abs(change) >= SMALLEST_CHANGE
         return f"{change:+.1%}{', within the noise of the steps' if is_noise else ''}"
 
     def _notes(self) -> Iterator[str]:

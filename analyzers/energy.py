@@ -8,7 +8,7 @@ holds the pause, and their energy is withheld. Processors, memory and fans of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -44,6 +44,7 @@ class GpuEnergy(Figures, frozen=True):
     step_j: Annotated[float | None, Doc("Mean energy of these.")]
     power_w: Annotated[float | None, Doc("Mean power in these.")]
     reason: Annotated[str | None, Doc("Why the step's energy is absent.")]
+    by_step_j: Mapping[int, float]
 
 
 class Energy(Result, frozen=True):
@@ -74,16 +75,10 @@ class Energy(Result, frozen=True):
         """A row a GPU, and one for all."""
         (table,) = self.TABLES
         everything = [("all", None, None, self.step_j, None, min(gpu.steps for gpu in self.gpus))]
-        notes = (*self._rates(), *self.notes)
+        of_units = (self.tokens_per_j, "tokens"), (self.samples_per_j, "samples")
+        rates = [f"{rate:,.3g} {unit}/J" for rate, unit in of_units if rate is not None]
+        notes = (f"Over all GPUs: {', '.join(rates)}.", *self.notes) if rates else self.notes
         return (table.section(self.gpus, notes, totals=everything if len(self.gpus) > 1 else ()),)
-
-    def _rates(self) -> tuple[str, ...]:
-        rates = [
-            f"{rate:,.3g} {unit}/J"
-            for rate, unit in ((self.tokens_per_j, "tokens"), (self.samples_per_j, "samples"))
-            if rate is not None
-        ]
-        return (f"Over all GPUs: {', '.join(rates)}.",) if rates else ()
 
 
 def analyze(run: Run) -> Energy:
@@ -129,6 +124,7 @@ def _integrate_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuEnergy:
         step_j=float(joules.mean()) if reason is None else None,
         power_w=power_w if reason is None else None,
         reason=reason,
+        by_step_j=dict(zip(used.steps.step[rows][covered].tolist(), joules.tolist(), strict=True)),
     )
 
 

@@ -20,6 +20,7 @@ from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.constants import NS_PER_S, S_PER_HOUR
 from perfscope.errors import MissingInput
 from perfscope.measures.parts import LifePart, Spent
+from perfscope.measures.statistics import STALL
 from perfscope.report import Section, percent_of
 from perfscope.result import Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
@@ -145,8 +146,7 @@ class Goodput(Result, frozen=True):
     @figure
     def lost_gpu_hours(self) -> float | None:
         """GPU hours in which no useful step ran; null where the number of GPUs is unknown."""
-        lost_ns = self.wall_ns - self.spent_ns[Spent.USEFUL]
-        return None if self.gpus is None else self._gpu_hours(lost_ns)
+        return None if self.gpus is None else self._gpu_hours(self.wall_ns - self.spent_ns[Spent.USEFUL])
 
     def in_a_sentence(self) -> str:
         """The share of useful steps."""
@@ -188,8 +188,6 @@ class Goodput(Result, frozen=True):
 
 
 _STEPS = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
-#: What a step takes beyond so many medians is a stall.
-_STALL = 3
 
 
 def find_lives(run: Run) -> list[Life]:
@@ -204,10 +202,11 @@ def find_lives(run: Run) -> list[Life]:
 
 
 def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
-    step_ns = ledger.in_steps(_STEPS)
-    step_ns, stalls_ns = _take_stalls(step_ns)
+    whole_ns = ledger.in_steps(_STEPS)
+    usual_ns = int(np.median(whole_ns)) * STALL if len(whole_ns) else 0
+    step_ns = np.minimum(whole_ns, usual_ns) if usual_ns else whole_ns
     apart_ns = dict.fromkeys(Spent, 0)
-    apart_ns[Spent.STALLS] += stalls_ns
+    apart_ns[Spent.STALLS] += int((whole_ns - step_ns).sum())
     for part, part_ns in ledger.parts.items():
         outside_ns = part_ns - int(ledger.by_step[part].sum())
         if part in _STEPS:
@@ -239,12 +238,6 @@ def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
     )
 
 
-def _take_stalls(step_ns: Int64) -> tuple[Int64, int]:
-    usual = int(np.median(step_ns)) * _STALL if len(step_ns) else 0
-    kept = np.minimum(step_ns, usual) if usual else step_ns
-    return kept, int((step_ns - kept).sum())
-
-
 def find_logged_lives(log: LoggedMoments) -> list[Life]:
     """The starts of a job in one log; where the number of the iteration goes back, a new one began."""
     parts: list[list[LoggedMoment]] = [[]]
@@ -262,25 +255,35 @@ def find_logged_lives(log: LoggedMoments) -> list[Life]:
 
 
 def _logged_life(name: str, start_ns: int, end_ns: int, moments: Sequence[LoggedMoment], ranks: int | None) -> Life:
-    usual_ns = _usual_step_ns(moments)
+    step_times = [
+        (after.t_ns - before.t_ns) / (after.iteration - before.iteration)
+        for before, after in pairwise(moments)
+        if after.t_ns >= before.t_ns  # a clock that goes back says nothing
+    ]
+    usual_ns = round(median(step_times)) if step_times else 0
     apart_ns = dict.fromkeys(Spent, 0)
     iterations: list[int] = []
     times: list[int] = []
     now_ns = start_ns
-    before = moments[0].iteration - _first_span(moments)
+    # The first line stands for as many iterations as the next lines.
+    before = moments[0].iteration - 1
+    if len(moments) > 1:
+        before = moments[0].iteration - min(moments[1].iteration - moments[0].iteration, max(moments[0].iteration, 1))
     for index, moment in enumerate(moments):
         count = moment.iteration - before
         gap_ns = max(moment.t_ns - now_ns, 0)
         steps_ns = min(gap_ns, count * (moment.stated_ns if moment.stated_ns is not None else usual_ns))
         iterations += range(before + 1, moment.iteration + 1)
-        times += _divide(steps_ns, count)
+        times += [steps_ns * (part + 1) // count - steps_ns * part // count for part in range(count)]
         rest_ns = gap_ns - steps_ns
         if index == 0:
             apart_ns[Spent.START] += rest_ns
         else:
             saved_ns = min(rest_ns, moment.saved_ns)
             apart_ns[Spent.SAVES] += saved_ns
-            apart_ns[_logged_place(moment)] += rest_ns - saved_ns
+            is_save = moment.has_save and not moment.saved_ns
+            place = Spent.VALIDATION if moment.has_evaluation else Spent.SAVES if is_save else Spent.STALLS
+            apart_ns[place] += rest_ns - saved_ns
         now_ns, before = max(moment.t_ns, now_ns), moment.iteration
     apart_ns[Spent.END] += max(end_ns - now_ns, 0)
     return Life(
@@ -293,32 +296,6 @@ def _logged_life(name: str, start_ns: int, end_ns: int, moments: Sequence[Logged
         other_ns=apart_ns,
         ranks=ranks,
     )
-
-
-def _logged_place(moment: LoggedMoment) -> Spent:
-    if moment.has_evaluation:
-        return Spent.VALIDATION
-    return Spent.SAVES if moment.has_save and not moment.saved_ns else Spent.STALLS
-
-
-def _first_span(moments: Sequence[LoggedMoment]) -> int:
-    """How many iterations the first line stands for: as many as the next lines."""
-    if len(moments) == 1:
-        return 1
-    return min(moments[1].iteration - moments[0].iteration, max(moments[0].iteration, 1))
-
-
-def _usual_step_ns(moments: Sequence[LoggedMoment]) -> int:
-    times = [
-        (after.t_ns - before.t_ns) / (after.iteration - before.iteration)
-        for before, after in pairwise(moments)
-        if after.t_ns >= before.t_ns  # a clock that goes back says nothing
-    ]
-    return round(median(times)) if times else 0
-
-
-def _divide(total_ns: int, count: int) -> list[int]:
-    return [total_ns * (part + 1) // count - total_ns * part // count for part in range(count)]
 
 
 def analyze(run: Run) -> Goodput:
@@ -335,7 +312,7 @@ def account(lives: Sequence[Life]) -> Goodput:
     spent = dict.fromkeys(Spent, 0)
     starts: list[Start] = []
     overlap_ns = 0
-    last_end_ns: int | None = None
+    last_end_ns = lives[0].start_ns
     for index, (life, iteration) in enumerate(zip(lives, numbers, strict=True)):
         later = [int(numbering[0]) for numbering in numbers[index + 1 :] if len(numbering)]
         is_redone = iteration >= min(later) if later else np.zeros(len(iteration), np.bool_)
@@ -346,23 +323,18 @@ def account(lives: Sequence[Life]) -> Goodput:
         spent[Spent.USEFUL] += int(life.step_ns.sum()) - redone_ns - skipped_ns
         is_last = index == len(lives) - 1
         for part, part_ns in life.other_ns.items():
-            spent[_place(part, is_first=index == 0, is_last=is_last)] += part_ns
-        down_ns = 0 if last_end_ns is None else life.start_ns - last_end_ns
+            is_restart = (part is Spent.START and index > 0) or (part is Spent.END and not is_last)
+            spent[Spent.RESTARTS if is_restart else part] += part_ns
+        down_ns = life.start_ns - last_end_ns
         overlap_ns += max(-down_ns, 0)
         spent[Spent.DOWN] += max(down_ns, 0)
         starts.append(
             Start(life.name, life.end_ns - life.start_ns, max(down_ns, 0), len(iteration), int(is_redone.sum()),
                   redone_ns, resumed[index], life.ends_by_itself)
         )  # fmt: skip
-        last_end_ns = life.end_ns if last_end_ns is None else max(last_end_ns, life.end_ns)
+        last_end_ns = max(last_end_ns, life.end_ns)
     wall_ns = sum(start.wall_ns + start.down_before_ns for start in starts)
     assert sum(spent.values()) == wall_ns, "the parts do not add up to the wall time"
     ranks = max((life.ranks or 0 for life in lives), default=0) or None
     is_assumed = len(lives) > 1 and not all(life.is_numbered for life in lives)
     return Goodput(wall_ns, spent, tuple(starts), ranks, overlap_ns, is_assumed)
-
-
-def _place(part: Spent, *, is_first: bool, is_last: bool) -> Spent:
-    if part is Spent.START and not is_first:
-        return Spent.RESTARTS
-    return Spent.RESTARTS if part is Spent.END and not is_last else part

@@ -106,21 +106,19 @@ class Gpus(ResultList, frozen=True):
 
 def analyze(run: Run) -> Gpus:
     """Summarize every GPU's samples over the training steps; MissingInput where there are none, or no GPU."""
-    visible = [gpu for gpu in require_samples(run) if _is_visible(gpu, run)]
+    visible = []
+    for gpu in require_samples(run):  # assumed where it is unknown what a rank of the host could see
+        seen_by = [rank.visible_uuids for rank in run.ranks if rank.host == gpu.host]
+        if not seen_by or any(seen is None or gpu.uuid in seen for seen in seen_by):
+            visible.append(gpu)
     if not visible:
         raise MissingInput("CUDA_VISIBLE_DEVICES leaves the ranks none of the sampled GPUs")
     ranks_by_device = find_device_ranks(run.ranks)
-    gpus = [_summarize(gpu, run, ranks_on_gpu(gpu, ranks_by_device)) for gpu in visible]
+    gpus = (_summarize(gpu, run, ranks_on_gpu(gpu, ranks_by_device)) for gpu in visible)
     sampled = tuple(gpu for gpu in gpus if gpu is not None)
     if not sampled:
         raise MissingInput("no NVML sample lies between the first and the last training step")
     return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)))
-
-
-def _is_visible(gpu: GpuSamples, run: Run) -> bool:
-    """Whether a rank of the host could see it; assumed where that is unknown of one rank."""
-    visible_to = [rank.visible_uuids for rank in run.ranks if rank.host == gpu.host]
-    return not visible_to or any(visible is None or gpu.uuid in visible for visible in visible_to)
 
 
 def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> GpuUsage | None:

@@ -19,6 +19,7 @@ from perfscope import report
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.measures.nesting import Nesting
+from perfscope.measures.rank_labels import in_order
 from perfscope.report import MOST_ROWS, Cell, Section, long_table, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Bool, Int64
@@ -141,6 +142,17 @@ class HostTime(Result, frozen=True):
                 Column("Total (ms)", "total_ns", MS_OF_NS, 2),
             ),
         ),
+        Table(
+            "Host time outside of operators",
+            "",
+            (
+                Column("Rank", lambda row: _label(row[0])),
+                Column("Function", lambda row: row[1].function or "no frame recorded"),
+                Column("Call", lambda row: row[1].call or "its own code"),
+                Column("Time (ms)", lambda row: row[1].duration_ns, MS_OF_NS, 2),
+                Column("Of the window (%)", lambda row: percent_of(row[1].duration_ns, row[0].total.window)),
+            ),
+        ),
     )
 
     def sections(self) -> tuple[Section, ...]:
@@ -151,30 +163,16 @@ class HostTime(Result, frozen=True):
         if steps:
             columns = (report.Column("Rank"), report.Column("Step"), *_COLUMNS)
             sections.append(long_table("Host time by step", columns, steps, most=MOST_ROWS))
+        operators, outside = self.TABLES
         if any(rank.has_stacks for rank in self.ranks):
-            sections.append(self._outside_section())
-        note = "Over all ranks and threads, by self time: the time without the operators inside."
-        return (*sections, self.TABLES[0].section(self.operators[:MOST_ROWS], [note]))
-
-    def _outside_section(self) -> Section:
-        headings = (("Rank", 1), ("Function", 1), ("Call", 1), ("Time (ms)", 2), ("Of the window (%)", 1))
-        rows = tuple(
-            (
-                _label(rank),
-                part.function or "no frame recorded",
-                part.call or "its own code",
-                part.duration_ns / NS_PER_MS,
-                percent_of(part.duration_ns, rank.total.window),
+            note = (
+                "What the thread of the steps did in the part that is other: the innermost Python function, and the "
+                f"built-in function that it called; at most {MOST_ROWS} rows a rank, the longest first."
             )
-            for rank in self.ranks
-            for part in rank.outside_operators[:MOST_ROWS]
-        )
-        note = (
-            "What the thread of the steps did in the part that is other: the innermost Python function, and the "
-            f"built-in function that it called; at most {MOST_ROWS} rows a rank, the longest first."
-        )
-        columns = tuple(report.Column(heading, decimals) for heading, decimals in headings)
-        return Section("Host time outside of operators", columns, rows, (note,))
+            parts = ((rank, part) for rank in self.ranks for part in rank.outside_operators[:MOST_ROWS])
+            sections.append(outside.section(parts, [note]))
+        note = "Over all ranks and threads, by self time: the time without the operators inside."
+        return (*sections, operators.section(self.operators[:MOST_ROWS], [note]))
 
 
 _COLUMNS = (
@@ -246,10 +244,7 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
         raise MissingInput("the traces contain no operators of the framework")
     if not all(partials):
         raise MissingInput("the traces contain GPU events: see the device time")
-    ranks = sorted(
-        (rank for partial in partials for rank in partial),
-        key=lambda rank: (rank.rank is None, rank.rank or 0, rank.trace),
-    )
+    ranks = in_order((rank for partial in partials for rank in partial), "trace")
     notes = [
         "From traces without GPU events. Compute, exposed communication, data loading and other add up to the window. "
         "Other is time outside of operators."
@@ -264,7 +259,7 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     without_steps = [_label(rank) for rank in ranks if not rank.steps]
     if without_steps:
         notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported.")
-    return HostTime(tuple(ranks), _add_up_operators(ranks), tuple(notes))
+    return HostTime(ranks, _add_up_operators(ranks), tuple(notes))
 
 
 def frames_of_training(trace: Trace) -> HostSpans:
@@ -281,7 +276,10 @@ def attribute_outside(gaps: Intervals, frames: HostSpans, names: Sequence[str]) 
     own_ns = _own_times(frames, nesting, gaps)
     times_ns: dict[tuple[str, str], int] = {}
     for row in np.flatnonzero(own_ns).tolist():
-        key = _describe(names[frames.name[row]], _caller(row, frames, nesting, names))
+        function, built_in = row, BUILT_IN.fullmatch(names[frames.name[row]])
+        while function != ABSENT and BUILT_IN.fullmatch(names[frames.name[function]]):
+            function = int(nesting.parent[function])
+        key = "" if function == ABSENT else names[frames.name[function]], built_in["call"] if built_in else ""
         times_ns[key] = times_ns.get(key, 0) + int(own_ns[row])
     missing_ns = gaps.measure - int(own_ns.sum())
     if missing_ns:
@@ -305,20 +303,6 @@ def _own_times(spans: HostSpans, nesting: Nesting, within: Intervals | None = No
     own_ns, inner = time_ns.copy(), np.flatnonzero(parent != ABSENT)
     np.subtract.at(own_ns, parent[inner], time_ns[inner])
     return np.asarray(np.maximum(own_ns, 0), np.int64)
-
-
-def _caller(row: int, spans: HostSpans, nesting: Nesting, names: Sequence[str]) -> str:
-    while row != ABSENT and BUILT_IN.fullmatch(names[spans.name[row]]):
-        row = int(nesting.parent[row])
-    return "" if row == ABSENT else names[spans.name[row]]
-
-
-def _describe(name: str, caller: str) -> tuple[str, str]:
-    """The Python function that a frame's time belongs to, and the built-in function that ran."""
-    match = BUILT_IN.fullmatch(name)
-    if match is None:
-        return name, ""
-    return caller, match["call"]
 
 
 def _names_starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:

@@ -22,14 +22,13 @@ from perfscope.errors import NoDevice
 from perfscope.measures.host_activity import PAUSE_NS
 from perfscope.measures.idle_gaps import LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
 from perfscope.measures.parts import CAUSES
-from perfscope.measures.rank_labels import rank_labels
-from perfscope.report import Section, percent_of
+from perfscope.measures.rank_labels import in_order, rank_labels
+from perfscope.report import MOST_SHOWN, Section, percent_of
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
-_LONGEST = 5
 #: Causes that get a column only where there is such time.
 _SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
 
@@ -158,7 +157,7 @@ class Idle(Result, frozen=True):
     def _longest(self) -> Section:
         labelled = zip(self._labels(), self.ranks, strict=True)
         gaps = nsmallest(
-            _LONGEST,
+            MOST_SHOWN,
             ((gap, label, rank.rank or 0) for label, rank in labelled for gap in rank.longest),
             key=lambda entry: (-entry[0].duration_ns, entry[2], entry[0].start_ns),
         )
@@ -177,11 +176,7 @@ def measure(trace: Trace) -> tuple[RankIdle, ...]:
 
 def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
     """Put the devices of all traces in order; NoDevice where no trace holds device events."""
-    ranks = tuple(
-        sorted(
-            chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device, rank.trace)
-        )
-    )
+    ranks = in_order(chain.from_iterable(partials), "device", "trace")
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))
     return Idle(ranks)
@@ -211,7 +206,7 @@ def _longest(trace: Trace, idle: DeviceGaps, by_end: Int64, first_ns: int) -> tu
     """The longest gaps; ``by_end`` are the device's events in the order of their ends."""
     gaps, names = idle.gaps, trace.device.name
     length = gaps.end - gaps.start
-    longest = np.lexsort((gaps.start, -length))[:_LONGEST]
+    longest = np.lexsort((gaps.start, -length))[:MOST_SHOWN]
     before = by_end[np.searchsorted(trace.device.end_ns[by_end], gaps.start[longest], side="right") - 1]
     return tuple(
         Gap(

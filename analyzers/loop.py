@@ -28,7 +28,7 @@ from perfscope.report import Section
 from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.run import Run
-from perfscope.tables.steps import SLOW, Steps
+from perfscope.tables.steps import FIRST_STEPS, SLOW, Steps
 from perfscope.units import format_count, format_ranges, format_seconds
 from perfscope.wire.places import Place
 
@@ -45,8 +45,6 @@ _OUTSIDE = (*_START_UP, LifePart.END)
 _OWN = (LifePart.STEPS, LifePart.BETWEEN)
 #: What belongs to the loop after its last step, too.
 _OF_LOOP = (LifePart.VALIDATION, LifePart.GENERATION, LifePart.SAVES)
-#: Caches and buffers fill in the first steps.
-_STARTING = 5
 #: A rhythm is one of so many steps, and is seen so often at least.
 _LONGEST_PERIOD, _FEWEST_TURNS = 50, 4
 #: This share of a rhythm's steps pauses at least half as long as its longest quarter; of the others at most the rest.
@@ -85,12 +83,6 @@ class Pauses(Figures, frozen=True):
         """How long and how often, where they have a rhythm."""
         rhythm = None if self.period is None else _ordinal(self.period)
         return "" if rhythm is None else f"Pause of {format_seconds(self.each_s)} in every {rhythm} step"
-
-    @property
-    def is_of_script(self) -> bool:
-        """Whether the script makes them, by their rhythm or the line where it sleeps or works."""
-        is_its_line = self.line is not None and self.host not in (None, HostPart.NO_PROCESSOR)
-        return self.period is not None or is_its_line
 
     @property
     def in_words(self) -> str:
@@ -238,10 +230,12 @@ class LoopRecord:
     def unnamed_ns(self) -> Int64:
         """Each step without what has a known cause, pauses of the script among it."""
         rest: Int64 = self.step_ns - sum(self.times.get(part, 0) for part in _NAMED)
-        if self.pauses is not None and self.pauses.is_of_script:
-            is_paused = np.isin(self.steps.step[1:], self.pauses.steps)
-            over = np.maximum(rest[is_paused] - self.pauses.usual_ns, 0)
-            rest[is_paused] -= (over * min(self.pauses.lost_ns / max(int(over.sum()), 1), 1.0)).astype(np.int64)
+        pauses = self.pauses
+        # The script makes them, by their rhythm or the line where it sleeps or works.
+        if pauses and (pauses.period or (pauses.line and pauses.host not in (None, HostPart.NO_PROCESSOR))):
+            is_paused = np.isin(self.steps.step[1:], pauses.steps)
+            over = np.maximum(rest[is_paused] - pauses.usual_ns, 0)
+            rest[is_paused] -= (over * min(pauses.lost_ns / max(int(over.sum()), 1), 1.0)).astype(np.int64)
         return rest
 
 
@@ -281,6 +275,7 @@ def analyze(run: Run) -> Loop:
         return None if per_step is None else per_step * len(steps) / whole_s
 
     largest_first = sorted(times.items(), key=lambda item: -item[1])
+    parts = split_steps([steps]) if steps.host is not None else None
     return Loop(
         rank=ledger.rank,
         steps=len(steps) - 1,
@@ -294,7 +289,7 @@ def analyze(run: Run) -> Loop:
         lines=tuple(line for rank, seen in sorted(run.places.items()) for line in _list_lines(rank, seen.places)),
         unusual_steps=_unusual_steps(steps, pauses),
         garbage_ns=int(garbage[1:].sum()),
-        blocked_ns=_find_blocked(steps),
+        blocked_ns=0 if parts is None else int(np.median(parts.parts_ns[HostPart.BLOCKED])),
         delays_ns={steps.rank: _find_delay(steps) for steps in last_attempts(run.steps)},
         unknown_ns=int(np.maximum(ledger.by_step[LifePart.BETWEEN] - garbage, 0)[1:].sum()),
     )
@@ -303,15 +298,10 @@ def analyze(run: Run) -> Loop:
 def _find_start(ledger: Ledger) -> list[tuple[LifePart, int]]:
     """What lies before the loop, without what perfscope took there."""
     start = {part: ledger.parts.get(part, 0) for part in (*_START_UP, LifePart.FIRST_STEP)}
-    for part, steps in ((LifePart.DATA_WAIT, 1), (LifePart.COMPILATION, _STARTING)):
+    for part, steps in ((LifePart.DATA_WAIT, 1), (LifePart.COMPILATION, FIRST_STEPS)):
         in_loop = ledger.by_step[part][ledger.step > steps]
         start[part] = ledger.parts.get(part, 0) - int(in_loop.sum())
     return [(part, part_ns) for part, part_ns in start.items() if part_ns > 0]
-
-
-def _find_blocked(steps: Steps) -> int:
-    parts = split_steps([steps]) if steps.host is not None else None
-    return 0 if parts is None else int(np.median(parts.parts_ns[HostPart.BLOCKED]))
 
 
 def _find_delay(steps: Steps) -> int:
@@ -332,14 +322,9 @@ def _usual(steps: Steps) -> Bool:
 def find_pauses(ledger: Ledger, steps: Steps, own: Int64, usual: Bool, places: Sequence[Place] = ()) -> Pauses | None:
     """The steps that took longer than the others by themselves; of the first ones those that fit a rhythm.
 
-    Args:
-        ledger: The wall time of their process.
-        steps: Its steps.
-        own: What each step took without all that has a name.
-        usual: The steps that are compared.
-        places: Where the training thread was seen.
+    ``own`` is what each step took without all that has a name; ``usual`` steps are compared.
     """
-    is_settled = usual & (steps.step > _STARTING)
+    is_settled = usual & (steps.step > FIRST_STEPS)
     if not is_settled.any():
         return None
     # Other processes delay steps by chance: that is asked for where nothing else pauses. They delay pauses, too.
@@ -395,9 +380,7 @@ def _list_lines(rank: int, places: Sequence[Place]) -> list[SeenLine]:
 def _find_line(places: Sequence[Place], usual_share: float) -> Place | None:
     """The line where the training thread was in long steps, and not in others, for most of their excess.
 
-    Args:
-        places: Where it was seen.
-        usual_share: How much of a long step is what the others take.
+    ``usual_share`` of a long step is what the others take.
     """
     usual, long = (sum(getattr(place, name) for place in places) for name in ("usual", "long"))
     if not usual or not long:
@@ -446,11 +429,12 @@ def _main_part(steps: Steps, paused: Int64, others: Int64, *, has_rhythm: bool) 
     parts = split_steps([steps]) if steps.host is not None else None
     if parts is None:
         return None
-    over: dict[HostPart, float] = {}
     is_paused, is_other = np.isin(parts.step, paused), np.isin(parts.step, others)
     if not is_paused.any() or not is_other.any():
         return None
-    for part, times in parts.parts_ns.items():
-        if not (has_rhythm and part is HostPart.NO_PROCESSOR):
-            over[part] = float(np.median(times[0][is_paused]) - np.median(times[0][is_other]))
+    over = {
+        part: float(np.median(times[0][is_paused]) - np.median(times[0][is_other]))
+        for part, times in parts.parts_ns.items()
+        if not (has_rhythm and part is HostPart.NO_PROCESSOR)
+    }
     return max(over, key=lambda part: over[part])

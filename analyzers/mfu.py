@@ -89,6 +89,7 @@ class Utilisation(Result, frozen=True):
         has_gpu: Whether a rank trained on a GPU, or the user states a peak.
     """
 
+    headline: Convention
     conventions: Annotated[tuple[Convention, ...], Doc("The median step by every convention.")]
     steps: Annotated[tuple[StepUtilisation, ...], Doc("Each undisturbed step by the headline convention.")]
     parameters: Annotated[int, Doc("Parameters over all pipeline stages.")]
@@ -110,6 +111,10 @@ class Utilisation(Result, frozen=True):
     ]
     counted: Annotated[CrossCheck | None, Doc("The operations of the traces; None where they state no shapes.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
+    convention: Annotated[str, Doc("The headline convention: ``megatron_core``.")]
+    mfu: Annotated[float | None, Doc("MFU of steady-state steps by it.")]
+    tflops_per_gpu: Annotated[float | None, Doc("TFLOPs per GPU by it.")]
+    doubt: Annotated[str | None, Doc("What makes the headline doubtful.")]
     has_gpu: bool
 
     TABLES = (
@@ -125,31 +130,6 @@ class Utilisation(Result, frozen=True):
             ),
         ),
     )
-
-    @property
-    def headline(self) -> Convention:
-        """The step time by the headline convention."""
-        return _find_headline(self.conventions)
-
-    @figure
-    def convention(self) -> str:
-        """The headline convention: ``megatron_core``."""
-        return HEADLINE
-
-    @figure
-    def mfu(self) -> float | None:
-        """MFU of steady-state steps by it."""
-        return self.headline.mfu
-
-    @figure
-    def tflops_per_gpu(self) -> float | None:
-        """TFLOPs per GPU by it."""
-        return self.headline.tflops_per_gpu
-
-    @figure
-    def doubt(self) -> str | None:
-        """What makes the headline doubtful."""
-        return self.headline.reason
 
     def sections(self) -> tuple[Section, ...]:
         """The conventions side by side, under the notes on what was counted."""
@@ -184,10 +164,15 @@ def analyze(run: Run, traced: Sequence[TracedOperations] = ()) -> Utilisation:
         peak_tflops=device.peak_tflops,
     )
     conventions = compare(step)
-    headline = _find_headline(conventions)
+    headline = next(convention for convention in conventions if convention.name == HEADLINE)
     counted = cross_check(step, _representative(run, traced, processes), processes)
     kind = recomputation.checkpointing
     return Utilisation(
+        headline=headline,
+        convention=HEADLINE,
+        mfu=headline.mfu,
+        tflops_per_gpu=headline.tflops_per_gpu,
+        doubt=headline.reason,
         conventions=conventions,
         steps=_by_step(run.steps, step, headline),
         parameters=trained.parameters,
@@ -246,10 +231,6 @@ def cross_check(step: Step, ranks: Sequence[TracedOperations], processes: int) -
         is_covered=is_covered,
         has_recomputation=any(again),
     )
-
-
-def _find_headline(conventions: Sequence[Convention]) -> Convention:
-    return next(convention for convention in conventions if convention.name == HEADLINE)
 
 
 def _representative(run: Run, traced: Sequence[TracedOperations], processes: int) -> Sequence[TracedOperations]:

@@ -24,7 +24,8 @@ from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_US, TERA
 from perfscope.errors import NotApplicable
 from perfscope.measures.nesting import Nesting
-from perfscope.report import MOST_ROWS, Cell, Column, Row, Section, in_unit, percent, percent_of
+from perfscope.measures.rank_labels import in_order
+from perfscope.report import DEFAULT_DEPTH, MOST_ROWS, Cell, Column, Row, Section, in_unit, percent, percent_of
 from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import union
@@ -545,7 +546,6 @@ def _merge(path: str, members: Sequence[ModuleNode]) -> ModuleNode:
     )
 
 
-_DEFAULT_DEPTH = 3
 _INDENT = "· "
 _OWNER_TITLES = {
     Owner.OPTIMIZER: "(optimizer)",
@@ -629,7 +629,7 @@ class ModuleTree(Result, frozen=True):
     """``results.modules``: what every module costs the device; times are of a mean step, or of the whole trace."""
 
     traced: tuple[RankModules, ...]
-    depth: int = _DEFAULT_DEPTH
+    depth: int = DEFAULT_DEPTH
 
     def with_depth(self, depth: int) -> ModuleTree:
         """The same with as many levels in its tables."""
@@ -768,11 +768,8 @@ def _row(node: ModuleNode, title: str, steps: int, whole: int) -> Row:
     )
 
 
-_NO_MARKS = "the traces mark no modules on a GPU: profile with `--modules`"
-
-
 def analyze(partials: Sequence[RankModules]) -> ModuleTree:
     """Put the ranks in order; NotApplicable where no trace marks modules."""
     if not partials:
-        raise NotApplicable(_NO_MARKS)
-    return ModuleTree(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path))))
+        raise NotApplicable("the traces mark no modules on a GPU: profile with `--modules`")
+    return ModuleTree(in_order(partials, "path"))

@@ -13,12 +13,11 @@ from perfscope.analyzers.tflops.operation_counts import ENOUGH, TracedOperations
 from perfscope.analyzers.tflops.precision import ProductPrecision, find_precision
 from perfscope.constants import TERA
 from perfscope.errors import MissingInput
+from perfscope.measures.rank_labels import in_order
 from perfscope.models.hardware import lookup_gpu
 from perfscope.report import MOST_ROWS
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.trace import Trace
-
-_NO_SHAPES = "the traces state no shapes of operators: profile with `--shapes`"
 
 
 class NotCountedOperator(Figures, frozen=True):
@@ -150,6 +149,6 @@ def measure(trace: Trace) -> TracedOperations | None:
 def analyze(partials: Sequence[TracedOperations]) -> CountedOperations:
     """Put the ranks together; MissingInput where no trace states shapes."""
     if not any(operations.flops_per_step for operations in partials):
-        raise MissingInput(_NO_SHAPES)
+        raise MissingInput("the traces state no shapes of operators: profile with `--shapes`")
     counted = [rank for rank in partials if rank.flops_per_step or rank.not_counted]
-    return CountedOperations(tuple(map(_to_rank, sorted(counted, key=lambda rank: (rank.rank is None, rank.rank)))))
+    return CountedOperations(tuple(map(_to_rank, in_order(counted))))

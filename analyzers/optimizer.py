@@ -17,6 +17,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.measures.rank_labels import in_order
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
 from perfscope.tables.intervals import union
@@ -83,17 +84,12 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
         rows = np.flatnonzero(is_inside & (trace.device.device == device))
         if len(rows):
             duration = trace.device.duration_ns[rows]
-            names = trace.device.name[rows]
-            way = _way(trace, names, duration)
+            way = _way(trace, trace.device.name[rows], duration)
             sums = len(rows), int(duration.sum()), _idle(trace, rows)
-            ranks.append(OptimizerStep(trace.rank, device, name, _working_steps(trace, device), *sums, way))
+            # After the last step torch's profiler marks another one, in which no device computes.
+            computes = (trace.device.device == device) & trace.device.is_work(Work.COMPUTE) & (trace.step != ABSENT)
+            ranks.append(OptimizerStep(trace.rank, device, name, len(distinct(trace.step[computes])), *sums, way))
     return tuple(ranks) or None
-
-
-def _working_steps(trace: Trace, device: int) -> int:
-    """The marked steps in which a device computes: after the last one torch's profiler marks another, empty one."""
-    computes = (trace.device.device == device) & trace.device.is_work(Work.COMPUTE) & (trace.step != ABSENT)
-    return len(distinct(trace.step[computes]))
 
 
 def _idle(trace: Trace, rows: Int64) -> int:
@@ -116,9 +112,7 @@ def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:
 
 def analyze(partials: Sequence[tuple[OptimizerStep, ...]]) -> OptimizerTime:
     """Put the ranks in order; NoDevice where no trace shows kernels of an optimizer."""
-    ranks = tuple(
-        sorted(chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
-    )
+    ranks = in_order(chain.from_iterable(partials), "device")
     if not ranks:
         raise NoDevice("no trace marks the steps of an optimizer and shows its kernels")
     return OptimizerTime(ranks)

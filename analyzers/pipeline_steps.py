@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, NamedTuple
 
-from perfscope.analyzers.pipeline_bubble.decomposition import StageShares
+from perfscope.analyzers.pipeline_bubble.decomposition import MeasuredTiming, StageShares
 from perfscope.analyzers.pipeline_bubble.recognition import RecognisedSchedule, recognise_order
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.measures.step_selection import find_undisturbed
 from perfscope.report import Section, percent
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Table, figure
-from perfscope.schedules.operations import Op, PassKind
-from perfscope.schedules.simulator import Deadlock, Timing, simulate
+from perfscope.schedules.operations import PassKind
+from perfscope.schedules.simulator import Deadlock, simulate
 from perfscope.tables.micro_batches import MicroBatches, of_last_attempts
 from perfscope.tables.run import Run
 from perfscope.wire import PROFILED
@@ -202,14 +202,6 @@ def _mean(values: Sequence[int]) -> int:
     return round(sum(values) / len(values))
 
 
-class _MeanTiming(Timing):
-    def __init__(self, work: Mapping[tuple[PassKind, int], int]) -> None:
-        self._work = work
-
-    def time_of(self, op: Op) -> int:
-        return self._work[op.kind, op.stage]
-
-
 class _Simulation(NamedTuple):
     """A schedule with mean times: the idle share and each stage's idle time for equal stages; T with its own times."""
 
@@ -227,10 +219,13 @@ def _simulate(pipeline: _TimedPipeline, steady: Sequence[int], recognised: Recog
             times[PassKind(total.kind), total.stage] += total.time_ns
     own = {key: round(times[key] / counts[key]) for key in counts}
     equal = {key: _mean([time for (kind, _), time in own.items() if kind is key[0]]) for key in own}
+    ops = [op for order in recognised.plan.orders for block in order for op in block]
     try:
-        ideal = simulate(recognised.plan, _MeanTiming(equal))
-        section = simulate(recognised.plan, _MeanTiming(own)).section
+        ideal, measured = (
+            simulate(recognised.plan, MeasuredTiming({op: times_ns[op.kind, op.stage] for op in ops}))
+            for times_ns in (equal, own)
+        )
     except (Deadlock, KeyError):
         return None
     schedule = tuple(ideal.section - ideal.busy(device) for device in range(len(pipeline.stages)))
-    return _Simulation(ideal.fraction_of_total, schedule, section)
+    return _Simulation(ideal.fraction_of_total, schedule, measured.section)

@@ -21,6 +21,7 @@ from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
 from perfscope.errors import NoDevice
 from perfscope.measures.doubt import TOLERANCE
+from perfscope.measures.rank_labels import in_order
 from perfscope.models.hardware import Gpu, lookup_gpu
 from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
@@ -480,4 +481,4 @@ def analyze(partials: Sequence[RankWork]) -> Roofline:
     """Put the ranks in order; NoDevice where no trace has device events."""
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    return Roofline(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path))))
+    return Roofline(in_order(partials, "path"))

@@ -118,7 +118,11 @@ def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTi
     ``checkpoint_bytes`` is for saves whose own size is not known.
     """
     groups = group_by_checkpoint(saves.timings)
-    checkpoints = [group for group in groups if not _holds_text_alone(group)]
+    checkpoints = []
+    for group in groups:  # configurations or a tokenizer alone are no state of training, so no checkpoint
+        names = [name for timing in group for name, _ in timing.files or ()]
+        if not names or not all(map(is_text, names)) or any(timing.files is None for timing in group):
+            checkpoints.append(group)
     if not checkpoints:
         raise MissingInput("no checkpoint save was timed")
     stalls_ns = _added_stalls_ns(checkpoints)
@@ -138,12 +142,6 @@ def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTi
     )
 
 
-def _holds_text_alone(timings: Sequence[SaveTiming]) -> bool:
-    """Whether all that was written are configurations or a tokenizer: no state of training, so no checkpoint."""
-    names = [name for timing in timings for name, _ in timing.files or ()]
-    return bool(names) and all(is_text(name) for name in names) and all(timing.files is not None for timing in timings)
-
-
 def _added_stalls_ns(checkpoints: Sequence[Sequence[SaveTiming]]) -> list[int | None]:
     """What each checkpoint adds to the time in which saves stalled any rank; None where that was not timed."""
     edges = [
@@ -154,19 +152,15 @@ def _added_stalls_ns(checkpoints: Sequence[Sequence[SaveTiming]]) -> list[int | 
     united = list(accumulate(own, lambda first, second: first | second, initial=Intervals()))
     added = [after.measure - before.measure for before, after in pairwise(united)]
     return [
-        stall if any(timing.stalls_ns for timing in group) else _longest(timing.blocked_ns for timing in group)
+        stall
+        if any(timing.stalls_ns for timing in group)
+        else max((timing.blocked_ns for timing in group if timing.blocked_ns is not None), default=None)
         for stall, group in zip(added, checkpoints, strict=True)
     ]
 
 
-def _longest(times_ns: Iterable[int | None]) -> int | None:
-    return max((time_ns for time_ns in times_ns if time_ns is not None), default=None)
-
-
 def _summarize(
-    timings: Sequence[SaveTiming],
-    blocked_share: float | None,
-    checkpoint_bytes: int | None,
+    timings: Sequence[SaveTiming], blocked_share: float | None, checkpoint_bytes: int | None
 ) -> CheckpointSave:
     processes: dict[int | None, list[SaveTiming]] = {}
     for timing in timings:
@@ -176,33 +170,28 @@ def _summarize(
     slowest = max(blocked_ns, key=lambda rank: blocked_ns[rank])
     modes = {timing.asynchronous for timing in timings if timing.asynchronous is not None}
     files, size_bytes = _count_files(timings)
+    drained_ns = [timing.drained_ns for timing in timings if timing.drained_ns is not None]
+    background_ns = (
+        # The call itself stalls training, without later waits.
+        max(0, timing.drained_ns - (timing.stalls_ns[0][1] - timing.stalls_ns[0][0] if timing.stalls_ns else blocked))
+        for timing in timings
+        for blocked in (timing.blocked_ns or 0,)
+        if timing.drained_ns is not None
+    )
     return CheckpointSave(
         step=next((timing.step for timing in timings if timing.step is not None), None),
         ranks=len(processes) - (None in processes),
         blocked_s=blocked_ns[slowest] / NS_PER_S if is_timed else None,
         blocked_share=blocked_share,
         slowest_rank=slowest if is_timed else None,
-        background_s=in_unit(
-            _longest(
-                None if timing.drained_ns is None else max(0, timing.drained_ns - _call_ns(timing))
-                for timing in timings
-            ),
-            NS_PER_S,
-        ),
-        drained_s=in_unit(_longest(timing.drained_ns for timing in timings), NS_PER_S),
+        background_s=in_unit(max(background_ns, default=None), NS_PER_S),
+        drained_s=in_unit(max(drained_ns, default=None), NS_PER_S),
         files=files,
         bytes=checkpoint_bytes if size_bytes is None else size_bytes,
         asynchronous=any(modes) if modes else None,
         source=", ".join(dict.fromkeys(timing.source for timing in timings)),
         path=_find_path(timings),
     )
-
-
-def _call_ns(timing: SaveTiming) -> int:
-    """How long the call itself stalled training, without later waits."""
-    if timing.stalls_ns:
-        return timing.stalls_ns[0][1] - timing.stalls_ns[0][0]
-    return timing.blocked_ns or 0
 
 
 def _count_files(timings: Sequence[SaveTiming]) -> tuple[int | None, int | None]:

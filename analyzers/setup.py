@@ -9,9 +9,8 @@ from typing import Annotated
 from perfscope.errors import MissingInput
 from perfscope.report import Section
 from perfscope.result import Doc, Figures, Result
-from perfscope.tables.model import Model
 from perfscope.tables.run import Run
-from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord, SetupRecord
+from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord
 
 #: Bytes of an element; gradients have the type of their weights.
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -73,17 +72,15 @@ def analyze(run: Run) -> Setup:
         raise MissingInput("the run did not record how training is set up")
     models, options = {model.rank: model for model in run.models}, {rank.rank: rank.options for rank in run.ranks}
     ranks = tuple(
-        _of_rank(rank, record, models.get(rank), options.get(rank)) for rank, record in sorted(run.setups.items())
+        RankSetup(
+            rank,
+            **{field.name: getattr(record, field.name) for field in fields(record)},
+            zero_stage=model.zero_stage if model else None,
+            checkpointing=model.checkpointing if model else None,
+            gradient_bytes=model.trainable * _BYTES.get(model.weights_dtype or "", 4) if model else None,
+            options=options.get(rank),
+        )
+        for rank, record in sorted(run.setups.items())
+        for model in (models.get(rank),)
     )
     return Setup(ranks, run.allocator or None, are_alike=len({str(record) for record in run.setups.values()}) == 1)
-
-
-def _of_rank(rank: int, record: SetupRecord, model: Model | None, options: Mapping[str, str] | None) -> RankSetup:
-    return RankSetup(
-        rank,
-        **{field.name: getattr(record, field.name) for field in fields(record)},
-        zero_stage=model.zero_stage if model else None,
-        checkpointing=model.checkpointing if model else None,
-        gradient_bytes=model.trainable * _BYTES.get(model.weights_dtype or "", 4) if model else None,
-        options=options,
-    )

@@ -13,6 +13,7 @@ import numpy as np
 from perfscope.analyzers.host import BUILT_IN, find_window, frames_of_training, nest
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NotApplicable
+from perfscope.measures.rank_labels import in_order
 from perfscope.report import MOST_ROWS, Column, Section, long_table, percent_of
 from perfscope.result import Doc, Figures, InUnit, ResultList
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct
@@ -75,7 +76,7 @@ def analyze(partials: Sequence[RankStacks]) -> Stacks:
     """Put the ranks in order; NotApplicable where no stacks were recorded."""
     if not partials:
         raise NotApplicable("no Python stacks were recorded: `perfscope profile --stack` does")
-    return Stacks(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.trace))))
+    return Stacks(in_order(partials, "trace"))
 
 
 def sum_stacks(frames: HostSpans, names: Sequence[str], start_ns: int, end_ns: int) -> tuple[StackFrame, ...]:

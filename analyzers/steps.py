@@ -31,12 +31,9 @@ from perfscope.report import Section, in_unit
 from perfscope.result import GIGABYTES, MS, Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import Bool, MaskedInt64, present
 from perfscope.tables.run import Rank, Run
-from perfscope.tables.steps import FEWEST_STEPS, Steps
+from perfscope.tables.steps import FEWEST_STEPS, FIRST_STEPS, Steps
 from perfscope.units import format_count, format_ranges
 from perfscope.wire.axes import counts_samples, counts_tokens
-
-#: torch.compile may need some steps until it has seen every shape.
-_FIRST_STEPS = 5
 
 
 class StepMeans(Figures, frozen=True):
@@ -230,7 +227,7 @@ def _rate(work: float | None, seconds: float | None) -> float | None:
 
 def _measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
     waits = steps.data_wait_ns[undisturbed].compressed() / NS_PER_S
-    later = steps.is_unstalled & (steps.step > _FIRST_STEPS)
+    later = steps.is_unstalled & (steps.step > FIRST_STEPS)
     low, high = np.quantile(waits, (0.25, 0.75)).tolist() if len(waits) else (None, None)
     return StepMeans(
         data_wait_s=mean(waits),
@@ -253,7 +250,7 @@ def _mean_s(column: MaskedInt64, rows: Bool) -> float | None:
 
 def _growth(steps: Steps, count: MaskedInt64) -> float | None:
     """How much a count grows in a step, from the first reading after the first steps to the last one."""
-    rows = np.flatnonzero(present(count) & (steps.step > _FIRST_STEPS))
+    rows = np.flatnonzero(present(count) & (steps.step > FIRST_STEPS))
     if len(rows) < 2:  # noqa: PLR2004 - a first reading and a last one
         return None
     first, last = rows[0], rows[-1]

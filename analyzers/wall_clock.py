@@ -23,7 +23,7 @@ from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.measures.parts import LifePart
 from perfscope.measures.step_selection import last_attempts
-from perfscope.report import Cell, Section, in_unit, percent_of
+from perfscope.report import MOST_SHOWN, Cell, Section, in_unit, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.intervals import Intervals, union
@@ -31,7 +31,6 @@ from perfscope.tables.run import Run, Window
 from perfscope.tables.steps import FIRST_STEP, SLOW, WINDOW, Steps
 from perfscope.tables.timeline import Timeline
 
-_MOST_STEPS = 5
 UNEXPLAINED = "unexplained"
 _GARBAGE, _WINDOW = "garbage collection", "profiler window"
 #: Parts that are known as intervals; the first that claims a moment has it.
@@ -255,8 +254,19 @@ class _Division:
     def close(self) -> Ledger:
         parts = {part: self.outside[part] + int(self.by_step[part].sum()) for part in LifePart}
         assert sum(parts.values()) == self.end - self.start, "the parts do not add up to the wall time"
-        unrecorded = self._find_unrecorded()
         timeline = self.timeline
+        unrecorded = set()
+        if not timeline.records_spans:
+            unrecorded |= {LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.COMPILATION, LifePart.BETWEEN}
+            unrecorded |= {LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION}
+        for part, is_recorded in (
+            (LifePart.IMPORTS, timeline.torch_loaded_ns is not None),
+            (LifePart.END, timeline.ended_ns is not None),
+            (LifePart.FIRST_STEP, self.is_first_step_known),
+            (LifePart.DATA_WAIT, bool(present(self.steps.data_wait_ns).any())),
+        ):
+            if not is_recorded:
+                unrecorded.add(part)
         return Ledger(
             rank=timeline.rank,
             attempt=timeline.attempt,
@@ -271,22 +281,6 @@ class _Division:
             is_end_known=timeline.ended_ns is not None,
             is_first_step_known=self.is_first_step_known,
         )
-
-    def _find_unrecorded(self) -> set[LifePart]:
-        timeline = self.timeline
-        unrecorded = set()
-        if not timeline.records_spans:
-            unrecorded |= {LifePart.SET_UP, LifePart.BEFORE_FIRST_STEP, LifePart.COMPILATION, LifePart.BETWEEN}
-            unrecorded |= {LifePart.VALIDATION, LifePart.VALIDATION_WAIT, LifePart.GENERATION}
-        for part, is_recorded in (
-            (LifePart.IMPORTS, timeline.torch_loaded_ns is not None),
-            (LifePart.END, timeline.ended_ns is not None),
-            (LifePart.FIRST_STEP, self.is_first_step_known),
-            (LifePart.DATA_WAIT, bool(present(self.steps.data_wait_ns).any())),
-        ):
-            if not is_recorded:
-                unrecorded.add(part)
-        return unrecorded
 
 
 def _within(intervals: Intervals, begins: Int64, ends: Int64) -> Int64:
@@ -333,17 +327,15 @@ def find_slowest_steps(ledgers: Sequence[tuple[Ledger, Steps]]) -> tuple[SlowSte
             known = slowest.get(slow.step)
             if known is None or slow.time_ns > known.time_ns:
                 slowest[slow.step] = slow
-    ranked = sorted(slowest.values(), key=lambda slow: (-slow.time_ns, slow.step))[:_MOST_STEPS]
+    ranked = sorted(slowest.values(), key=lambda slow: (-slow.time_ns, slow.step))[:MOST_SHOWN]
     tables = {ledger.rank: steps for ledger, steps in ledgers}
-    return tuple(_explain_by_peer(slow, tables[slow.rank]) if slow.cause == UNEXPLAINED else slow for slow in ranked)
-
-
-def _explain_by_peer(slow: SlowStep, steps: Steps) -> SlowStep:
-    for stall in steps.peer_stalls:
-        if stall.step == slow.step and 2 * stall.wait_ns > slow.over_median_ns:
-            cause = f"{_CAUSES_OF_PEERS[stall.kind]} on rank {stall.rank}"
-            return replace(slow, cause=cause, cause_ns=min(stall.wait_ns, slow.over_median_ns))
-    return slow
+    for index, slow in enumerate(ranked):
+        for stall in tables[slow.rank].peer_stalls if slow.cause == UNEXPLAINED else ():
+            if stall.step == slow.step and 2 * stall.wait_ns > slow.over_median_ns:
+                cause = f"{_CAUSES_OF_PEERS[stall.kind]} on rank {stall.rank}"
+                ranked[index] = replace(slow, cause=cause, cause_ns=min(stall.wait_ns, slow.over_median_ns))
+                break
+    return tuple(ranked)
 
 
 def _slow_steps(ledger: Ledger, steps: Steps) -> Iterator[SlowStep]:
@@ -351,7 +343,7 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> Iterator[SlowStep]:
     usual = steps.steady if steps.steady.any() else np.ones(len(times), np.bool_)
     median = int(np.median(times[usual]))
     candidates = np.flatnonzero(times > SLOW * median)
-    rows = candidates[np.argsort(-times[candidates], kind="stable")[:_MOST_STEPS]]
+    rows = candidates[np.argsort(-times[candidates], kind="stable")[:MOST_SHOWN]]
     excess = _excess_by_cause(ledger, steps, usual, rows) if len(rows) else {}
     for index, row in enumerate(rows.tolist()):
         over = int(times[row]) - median
@@ -421,6 +413,7 @@ class WallClock(Result, frozen=True):
     slowest: Ledger
     median: Ledger
     slowest_steps: Annotated[tuple[SlowStep, ...], Doc("The slowest steps, and why; the slowest first.")]
+    wall_s = InUnit("slowest.wall_ns", NS_PER_S, "The longest wall time of a rank.")
 
     TABLES = (
         Table(
@@ -436,11 +429,6 @@ class WallClock(Result, frozen=True):
             ),
         ),
     )
-
-    @figure
-    def wall_s(self) -> float:
-        """The longest wall time of a rank."""
-        return self.slowest.wall_ns / NS_PER_S
 
     @figure
     def rank(self) -> int:

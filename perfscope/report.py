@@ -25,6 +25,16 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2
 _NUMBER = re.compile(r"\d+")
 #: Rows that a table shows of something of which there may be very many.
 MOST_ROWS = 20
+#: Levels of a tree that tables show, unless more are asked for.
+DEFAULT_DEPTH = 3
+#: The longest or worst of many that an answer shows.
+MOST_SHOWN = 5
+#: Names that a sentence lists; more are counted.
+MOST_NAMED = 3
+#: The smallest change, or share of a step, that matters: a smaller one is within what nobody would act on.
+SMALLEST_CHANGE = 0.02
+#: A smaller share of a whole is not worth a line.
+NEGLIGIBLE = 0.01
 
 
 def escape_control_characters(text: str) -> str:

@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cache
 from inspect import get_annotations, getdoc
 from itertools import chain
+from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -53,15 +54,18 @@ else:
 
 
 class InUnit:
-    """A key of the JSON that is a private number over a unit, and over the field ``per``; ``text`` says what it is."""
+    """A key of the JSON that is a private number over a unit, and over the field ``per``; ``text`` says what it is.
+
+    ``field`` may be one of a part, as in ``slowest.wall_ns``.
+    """
 
     def __init__(self, field: str, unit: int, text: str, *, per: str = "") -> None:
-        self.field, self.unit, self.text, self.per = field, unit, text, per
+        self.number, self.unit, self.text, self.per = attrgetter(field), unit, text, per
 
     def __get__(self, item: Item, kind: type) -> float:
         if item is None:
             return self  # type: ignore[return-value]  # the class has the definition
-        number = getattr(item, self.field)
+        number = self.number(item)
         return float((number / getattr(item, self.per) if self.per else number) / self.unit)
 
 
@@ -69,7 +73,7 @@ class InUnitIfKnown(InUnit):
     """The same of a number that may be absent."""
 
     def __get__(self, item: Item, kind: type) -> float | None:  # type: ignore[override]  # None instead of a number
-        return None if item is not None and getattr(item, self.field) is None else super().__get__(item, kind)
+        return None if item is not None and self.number(item) is None else super().__get__(item, kind)
 
 
 # Units of columns: what a value of the JSON is in the unit of the heading.

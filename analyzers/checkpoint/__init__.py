@@ -326,7 +326,12 @@ def check_sizes(checkpoint: Checkpoint, shares: Sequence[Share], parameters: int
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
             findings.append(SizeFinding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
         elif ratio > 1 + _TOLERANCE:
-            findings.append(SizeFinding("larger", _larger(share, parameters)))
+            takes = "takes" if share.part == "optimizer" else "take"
+            text = (
+                f"The {share.part} {takes} {_per_parameter(share, parameters)}: wider types, views saved with their "
+                "full storage (fix: save tensor.clone()), or state saved twice."
+            )
+            findings.append(SizeFinding("larger", text))
     if not any(share.part in {"optimizer", "weights and optimizer"} for share in shares):
         findings.append(
             SizeFinding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
@@ -335,30 +340,15 @@ def check_sizes(checkpoint: Checkpoint, shares: Sequence[Share], parameters: int
 
 
 def _doubled(checkpoint: Checkpoint, share: Share, parameters: int) -> str:
-    kinds = [
-        kind for kind in dict.fromkeys(file.kind for file in checkpoint.files) if _holds_optimizer(checkpoint, kind)
-    ]
+    kinds = dict.fromkeys(
+        file.kind
+        for file in checkpoint.files
+        if any(part == "optimizer" and size for part, size in parts_of(checkpoint, file))
+    )
     files = " and ".join(f"the files of {kind}" for kind in kinds)
     return (
         f"The optimizer state was saved twice: {_per_parameter(share, parameters)}, in {files}. "
         f"{share.bytes // 2:,} bytes are redundant."
-    )
-
-
-def _holds_optimizer(checkpoint: Checkpoint, kind: Kind) -> bool:
-    return any(
-        part == "optimizer" and size
-        for file in checkpoint.files
-        if file.kind is kind
-        for part, size in parts_of(checkpoint, file)
-    )
-
-
-def _larger(share: Share, parameters: int) -> str:
-    takes = "takes" if share.part == "optimizer" else "take"
-    return (
-        f"The {share.part} {takes} {_per_parameter(share, parameters)}: wider types, views saved with their full "
-        "storage (fix: save tensor.clone()), or state saved twice."
     )
 
 
@@ -540,8 +530,7 @@ def check_checkpoint(
     sums = sum_parts(checkpoint)
     parameters, origin = count_parameters(checkpoint, sums, parameters)
     shares = compute_shares(checkpoint, sums, parameters, per_parameter)
-    is_read = any(file.holds for file in checkpoint.files) or has_no_elements(checkpoint)
-    read = "contents" if is_read else "names"
+    read = "contents" if any(file.holds for file in checkpoint.files) or has_no_elements(checkpoint) else "names"
     # Bytes of a file that cannot be read belong to parameters that were not counted.
     judged = None if read == "contents" and any(file.unread for file in checkpoint.files) else parameters
     findings = (

@@ -89,6 +89,9 @@ class GroupOperation(Figures, frozen=True):
     """
 
     kind: OperationKind
+    operation: Annotated[str | None, Doc("``all_reduce`` and so on.")]
+    dtype: Annotated[str | None, Doc("Its element type.")]
+    bytes: Annotated[int | None, Doc("Its size.")]
     axis: Annotated[str | None, Doc("The axis of parallelism; None where it is unknown.")]
     group_size: Annotated[int | None, Doc("Ranks in a group; None where not stated.")]
     ranks_seen: Annotated[int, Doc("The fewest ranks of a group whose traces were given.")]
@@ -110,29 +113,9 @@ class GroupOperation(Figures, frozen=True):
     )
 
     @figure
-    def operation(self) -> str | None:
-        """``all_reduce`` and so on."""
-        return self.kind.operation or None
-
-    @figure
-    def dtype(self) -> str | None:
-        """Its element type."""
-        return self.kind.dtype or None
-
-    @figure
-    def bytes(self) -> int | None:
-        """Its size."""
-        return None if self.kind.bytes == ABSENT else self.kind.bytes
-
-    @figure
     def is_lower_bound(self) -> bool:
         """Whether ranks of a group are missing, so that the transfer may include waiting."""
-        return not self.is_complete
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every rank of the groups was seen."""
-        return self.group_size is not None and self.ranks_seen >= self.group_size
+        return self.group_size is None or self.ranks_seen < self.group_size
 
     @figure
     def algbw_gb_s(self) -> float | None:
@@ -159,9 +142,8 @@ class GroupOperation(Figures, frozen=True):
 
     @property
     def _checked_busbw(self) -> Checked:
-        algbw = self._algbw_gb_s
         what = f"{self.kind.operation} over {format_bytes(max(0, self.kind.bytes))}"
-        return check_busbw(algbw, self.kind.operation, self.group_size, self.link, what)
+        return check_busbw(self._algbw_gb_s, self.kind.operation, self.group_size, self.link, what)
 
     @figure
     def wait_fraction(self) -> float | None:
@@ -229,22 +211,17 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
         for kind in sorted({kind for rank_calls in calls.values() for kind in rank_calls.kinds}):
             size = 2 if key.sender != ABSENT else first.size
             sums.setdefault((first.role, size, kind), _Sums()).add(kind, matched, calls.values())
-    link = _find_link({part.gpu for partial in partials for part in partial})
+    gpus = {part.gpu for partial in partials for part in partial}
+    gpu = lookup_gpu(next(iter(gpus))) if len(gpus) == 1 else None
+    link = gpu.link if gpu else None
     operations = [of_kind.operation(role, size, kind, link) for (role, size, kind), of_kind in sums.items()]
     return Collectives(
-        operations=tuple(sorted(operations, key=_by_duration)),
+        operations=tuple(
+            sorted(operations, key=lambda each: (-each.duration, each.kind, each.axis or "", each.group_size or 0))
+        ),
         unmatched=unmatched,
         notes=_notes(operations, unmatched),
     )
-
-
-def _by_duration(operation: GroupOperation) -> tuple[int, OperationKind, str, int]:
-    return -operation.duration, operation.kind, operation.axis or "", operation.group_size or 0
-
-
-def _find_link(names: set[str]) -> Link | None:
-    gpu = lookup_gpu(next(iter(names))) if len(names) == 1 else None
-    return gpu.link if gpu else None
 
 
 class _Sums:
@@ -276,6 +253,9 @@ class _Sums:
         ranks_seen = min(self._ranks_seen)
         return GroupOperation(
             kind=kind,
+            operation=kind.operation or None,
+            dtype=kind.dtype or None,
+            bytes=None if kind.bytes == ABSENT else kind.bytes,
             axis=role or None,
             group_size=size,
             ranks_seen=ranks_seen,
@@ -295,7 +275,7 @@ def _notes(operations: Sequence[GroupOperation], unmatched: int) -> tuple[str, .
         "algbw and busbw are defined as in nccl-tests, from the median transfer and the size of the group; GB is 10**9 "
         "bytes."
     ]
-    if any(not operation.is_complete for operation in operations):
+    if any(operation.is_lower_bound for operation in operations):
         notes.append(
             "Some groups lack the traces of some ranks, or state no size: their transfer may include waiting, and "
             "their bandwidth is a lower bound."

@@ -211,43 +211,25 @@ def _describe(trace: Trace, row: int, find_role: Callable[[str, str], str]) -> t
 
 
 def _group_calls(
-    trace: Trace,
-    key: GroupKey,
-    calls: Mapping[int, OperationKind],
-    compute: Intervals,
-    most_ends: int,
+    trace: Trace, key: GroupKey, calls: Mapping[int, OperationKind], compute: Intervals, most_ends: int
 ) -> GroupCalls:
-    rows = list(calls)
-    group = trace.groups.get(key.name)
-    description, size = (group.description, group.size) if group else ("", None)
-    distinct = sorted(set(calls.values()))
-    number = {kind: index for index, kind in enumerate(distinct)}
-    index = np.array(rows, np.int64)
-    kind_of = np.array([number[kind] for kind in calls.values()], np.int16)
-    intervals = [covered(trace.device, index[kind_of == kind]) for kind in range(len(distinct))]
+    group, index = trace.groups.get(key.name), np.array(list(calls), np.int64)
+    kinds = sorted(set(calls.values()))
+    kind_of = np.array([kinds.index(kind) for kind in calls.values()], np.int16)
+    intervals = [covered(trace.device, index[kind_of == kind]) for kind in range(len(kinds))]
+    duration_ns = trace.device.duration_ns[index]
+    sequence = [trace.collectives[call].sequence if call != ABSENT else None for call in trace.device.collective[index]]
     return GroupCalls(
         key=key,
-        description=description,
-        size=size,
-        kinds=tuple(distinct),
+        description=group.description if group else "",
+        size=group.size if group else None,
+        kinds=tuple(kinds),
         kind=kind_of,
         step=step_numbers(trace)[index].astype(np.int32),
-        sequence=_sequence(trace, index),
-        duration_ns=_narrow(trace.device.duration_ns[index]),
+        sequence=np.array([] if None in sequence else sequence, np.int64),
+        # The driver keeps those of every rank: in 32 bits where they fit.
+        duration_ns=duration_ns.astype(np.int32) if duration_ns.max() < 1 << 31 else duration_ns,
         end_ns=(trace.base_ns + trace.device.end_ns[index])[:most_ends],
         covered_ns=np.array([busy.measure for busy in intervals], np.int64),
         hidden_ns=np.array([(busy & compute).measure for busy in intervals], np.int64),
     )
-
-
-def _sequence(trace: Trace, rows: Int64) -> Int64:
-    numbers = [
-        trace.collectives[collective].sequence if collective != ABSENT else None
-        for collective in trace.device.collective[rows]
-    ]
-    return np.array([] if None in numbers else numbers, np.int64)
-
-
-def _narrow(values: Int64) -> Integers:
-    """The same numbers in 32 bits where they fit: the driver keeps those of every rank."""
-    return values.astype(np.int32) if len(values) and values.max() < 1 << 31 else values

@@ -81,6 +81,10 @@ def match(calls: Mapping[int, GroupCalls], *, with_ends: bool = False) -> Matche
     kinds, kind = _common_kinds(of_ranks, rows)
     every = list(zip(of_ranks, rows, strict=True))
     duration_ns = np.stack([of_rank.duration_ns[index].astype(np.int64) for of_rank, index in every])
+    ends = [  # the first few operations alone have one
+        np.where(index < len(of_rank.end_ns), of_rank.end_ns[np.minimum(index, len(of_rank.end_ns) - 1)], ABSENT)
+        for of_rank, index in (every if with_ends else ())
+    ]
     no_ends = np.broadcast_to(np.int64(ABSENT), duration_ns.shape)  # of the size of one number
     return MatchedCalls(
         ranks=ranks,
@@ -88,7 +92,7 @@ def match(calls: Mapping[int, GroupCalls], *, with_ends: bool = False) -> Matche
         kind=kind,
         step=of_ranks[0].step[rows[0]].astype(np.int64),
         duration_ns=duration_ns,
-        end_ns=np.stack([_ends_at(of_rank.end_ns, index) for of_rank, index in every]) if with_ends else no_ends,
+        end_ns=np.stack(ends) if with_ends else no_ends,
         transfer_ns=duration_ns.min(axis=0),
         total_ns=duration_ns.sum(axis=0),
         last=duration_ns.argmin(axis=0),
@@ -118,11 +122,6 @@ def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[t
 
 def _numbers_of(calls: GroupCalls, rows: Int64, number: Mapping[OperationKind, int]) -> Int64:
     return np.array([number[kind] for kind in calls.kinds], np.int64)[calls.kind[rows]]
-
-
-def _ends_at(ends: Int64, index: Int64) -> Int64:
-    """The ends of some operations; ABSENT behind the first few, which alone have one."""
-    return np.where(index < len(ends), ends[np.minimum(index, len(ends) - 1)], ABSENT)
 
 
 #: What must agree on every rank: an operation's sequence number, name, element type and size.

@@ -38,18 +38,15 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from perfscope.aggregation.tables import DEVIATIONS_OF_MEDIAN
 from perfscope.measures.statistics import CONFIDENCE
-from perfscope.report import Json
+from perfscope.report import SMALLEST_CHANGE, Json
 from perfscope.tables.columns import Float64
 
 #: Standard deviation of a median between runs of the same code, as a share, where no side has several.
 BETWEEN_RUNS = 0.004
-#: The smallest change that matters.
-SMALLEST_CHANGE = 0.02
 #: Stretches of a run; fewer than two steps a stretch are taken for independent.
 _STRETCHES = 8
-_MAD_TO_DEVIATION = 1.4826
-_SHARE_ABOVE = 0.5
 
 
 class Variation(StrEnum):
@@ -203,7 +200,7 @@ def _error_of_steps(side: Samples) -> _Error:
         return _error_of_mean([log(np.mean(part)) for part in stretches])
     middle = np.median(values)
     share, freedom = _error_of_mean([float(np.mean(part > middle)) for part in stretches])
-    share = max(share, _SHARE_ABOVE * (1 - _SHARE_ABOVE) / len(values))
+    share = max(share, 1 / 4 / len(values))  # half of the steps lie above it
     return _Error(2 * pi * _spread(np.log(values)) ** 2 * share, freedom)
 
 
@@ -229,4 +226,4 @@ def _too_few(a: int, b: int) -> str:
 
 
 def _spread(values: Float64) -> float:
-    return _MAD_TO_DEVIATION * float(np.median(np.abs(values - np.median(values))))
+    return DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(values - np.median(values))))

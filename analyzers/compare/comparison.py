@@ -11,7 +11,6 @@ from fractions import Fraction
 
 from perfscope.analyzers.budget import KINDS, Budget, Term, apportion
 from perfscope.analyzers.compare.change import (
-    SMALLEST_CHANGE,
     Delta,
     Variation,
     compare_loops,
@@ -22,7 +21,7 @@ from perfscope.analyzers.compare.side import Cause, Compared, Side, TrainedSetup
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.measures.statistics import CONFIDENCE
-from perfscope.report import Json
+from perfscope.report import NEGLIGIBLE, SMALLEST_CHANGE
 from perfscope.units import format_parameters
 
 _LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -42,13 +41,9 @@ class Limit:
 class LimitVerdict:
     """What a comparison says to a limit; None where it cannot be told whether the whole interval lies beyond it."""
 
-    limit: Limit
-    is_exceeded: bool | None
+    limit: str
+    exceeded: bool | None
     reason: str
-
-    def data(self) -> dict[str, Json]:
-        """One entry of ``limits``."""
-        return {"limit": self.limit.text, "exceeded": self.is_exceeded, "reason": self.reason}
 
 
 def parse_limit(text: str) -> Limit:
@@ -73,23 +68,18 @@ def check_limit(limit: Limit, changes: Mapping[Compared, Delta], reasons: Mappin
     """Hold a comparison's figures against a limit."""
     change = changes.get(limit.figure)
     if change is None:
-        return LimitVerdict(limit, None, f"not checked: {reasons.get(limit.figure, 'the figure is not known')}")
+        return LimitVerdict(limit.text, None, f"not checked: {reasons.get(limit.figure, 'the figure is not known')}")
     if change.interval is None:
-        return LimitVerdict(limit, None, f"cannot tell: {change.reason}")
+        return LimitVerdict(limit.text, None, f"cannot tell: {change.reason}")
     low, high = change.interval
     words = f"{change.change:+.2%}, interval {low:+.2%} to {high:+.2%}"
     nearest = low if limit.is_upper else high
     is_exceeded = nearest > limit.share if limit.is_upper else nearest < limit.share
-    if is_exceeded:
-        return LimitVerdict(limit, is_exceeded, f"exceeded: {words}")
     is_beyond = change.change > limit.share if limit.is_upper else change.change < limit.share
-    return LimitVerdict(
-        limit, is_exceeded, f"not proven: {words} contains the limit" if is_beyond else f"kept: {words}"
-    )
+    kept = f"not proven: {words} contains the limit" if is_beyond else f"kept: {words}"
+    return LimitVerdict(limit.text, is_exceeded, f"exceeded: {words}" if is_exceeded else kept)
 
 
-#: Sequences of many lengths make the tokens of a step vary.
-_SAME_TOKENS = 0.01
 _DIMENSIONS = ("layers", "hidden size", "vocabulary")
 
 
@@ -101,14 +91,6 @@ class SetupDifference:
     a: str
     b: str
     forbids: bool
-
-    def data(self) -> dict[str, Json]:
-        """One entry of ``setup.differences``."""
-        return {"fact": self.fact, "a": self.a, "b": self.b, "forbids": self.forbids}
-
-    def sentence(self) -> str:
-        """It in words."""
-        return f"different {self.fact}: {self.a} against {self.b}"
 
 
 def compare_setups(a: TrainedSetup, b: TrainedSetup) -> Iterator[SetupDifference]:
@@ -124,9 +106,10 @@ def compare_setups(a: TrainedSetup, b: TrainedSetup) -> Iterator[SetupDifference
             for dimensions in (a.dimensions, b.dimensions)
         ]
         yield SetupDifference("model", words[0], words[1], forbids=True)
-    if a.samples and b.samples and abs(a.samples / b.samples - 1) > _SAME_TOKENS:
+    # Sequences of many lengths make the tokens of a step vary.
+    if a.samples and b.samples and abs(a.samples / b.samples - 1) > NEGLIGIBLE:
         yield SetupDifference("batch", f"{a.samples:g} samples a step", f"{b.samples:g} samples a step", forbids=True)
-    elif a.tokens and b.tokens and abs(a.tokens / b.tokens - 1) > _SAME_TOKENS:
+    elif a.tokens and b.tokens and abs(a.tokens / b.tokens - 1) > NEGLIGIBLE:
         yield SetupDifference("batch", f"{a.tokens:,.0f} tokens a step", f"{b.tokens:,.0f} tokens a step", forbids=True)
     facts = [("GPU count", a.gpus, b.gpus), ("device", a.device, b.device), ("data type", a.dtype, b.dtype)]
     for fact, first, second in (*facts, ("model class", a.model, b.model)):
@@ -349,7 +332,7 @@ def compare_sides(
     ``between_runs`` is the standard deviation between runs of the same code, see ``compare_samples``.
     """
     setup = tuple(compare_setups(a.setup, b.setup))
-    forbidding = [difference.sentence() for difference in setup if difference.forbids]
+    forbidding = [f"different {each.fact}: {each.a} against {each.b}" for each in setup if each.forbids]
     work = work_of(a.setup, b.setup)
     if forbidding and not anyway:
         return _refused(a, b, setup, forbidding, limits, confidence)
@@ -390,7 +373,7 @@ def _refused(
         reasons=tuple(reasons),
         is_refused=True,
         missing=dict.fromkeys((*Compared, "budget"), why),
-        limits=tuple(LimitVerdict(limit, None, f"not checked: {why}") for limit in limits),
+        limits=tuple(LimitVerdict(limit.text, None, f"not checked: {why}") for limit in limits),
     )  # fmt: skip
 
 

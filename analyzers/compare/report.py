@@ -6,11 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from shlex import join, quote
 
-from perfscope.analyzers.compare.change import SMALLEST_CHANGE, Delta
+from perfscope.analyzers.compare.change import Delta
 from perfscope.analyzers.compare.comparison import BudgetChange, Comparison, Judgement, TermChange, judge
 from perfscope.analyzers.compare.side import Cause, Compared, Origin, Side, TrainedSetup
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US, US_PER_S
-from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
+from perfscope.report import (
+    NEGLIGIBLE,
+    SMALLEST_CHANGE,
+    Cell,
+    Column,
+    Json,
+    Row,
+    Section,
+    first_rows,
+    percent,
+    percent_of,
+)
+from perfscope.result import to_json
 from perfscope.units import format_count, format_seconds
 
 SCHEMA = "perfscope/comparison/1"
@@ -22,11 +34,8 @@ _UNITS = {
     Compared.MEMORY: "bytes",
     Compared.ENERGY: "j",
 }
-_LONGEST_NAME = 60
 #: A change is in percent below so many times.
 _MANY_TIMES = 1.5
-#: Rows of a smaller share of the change are not shown.
-SMALLEST_SHARE = 0.01
 _NOTHING_FOUND = (Judgement.SAME, Judgement.NOT_SURE)
 _KINDS = {
     Origin.RUN: "a run",
@@ -36,7 +45,7 @@ _KINDS = {
 }
 
 
-def shorten(name: str, longest: int = _LONGEST_NAME) -> str:
+def shorten(name: str, longest: int = 60) -> str:
     """A path for a table; the end of it says more than its beginning.
 
     >>> shorten("/data/experiments/2024/run-17", longest=12)
@@ -138,8 +147,8 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "work": None if comparison.work is None else comparison.work[0],
         "missing": {str(name): reason for name, reason in comparison.missing.items()},
         **_budget_data(comparison.budget),
-        "setup": [difference.data() for difference in comparison.setup],
-        "limits": [verdict.data() for verdict in comparison.limits],
+        "setup": to_json(comparison.setup),
+        "limits": to_json(comparison.limits),
         "notes": list(comparison.notes),
         "damage": list(comparison.damage),
     }
@@ -219,7 +228,7 @@ def _in_short(comparison: Comparison) -> Section | None:
         verdict = None if step.interval is None else judge(step)
         lines.append(f"The typical step: {times}{'' if verdict is None else f', {_in_words(verdict, step)}'}.")
     if comparison.verdict is not Judgement.SAME:
-        least_us = SMALLEST_SHARE * abs(loop.b - loop.a) * US_PER_S if loop is not None else 0.0
+        least_us = NEGLIGIBLE * abs(loop.b - loop.a) * US_PER_S if loop is not None else 0.0
         for words, pairs in ((("Went away", "Less"), comparison.gone), (("Came", "More"), comparison.came)):
             for cause, other in pairs:
                 if cause.cost_us >= least_us or not cause.cost_us:
@@ -291,7 +300,7 @@ def _interval(change: Delta) -> tuple[Cell, Cell]:
 
 
 def _limits(comparison: Comparison, most_rows: int) -> Section:
-    rows = [(shorten(verdict.limit.text), verdict.reason) for verdict in comparison.limits]
+    rows = [(shorten(verdict.limit), verdict.reason) for verdict in comparison.limits]
     shown, left_out = first_rows(rows, most_rows)
     note = "A limit is exceeded where the whole interval lies beyond it."
     return Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out))
@@ -310,7 +319,7 @@ def _setup(comparison: Comparison, most_rows: int) -> Section:
 
 def _budget(budget: BudgetChange, most_rows: int) -> Section:
     largest_ns = max((abs(term.change_ns) for term in budget.terms), default=0)
-    least_ns = SMALLEST_SHARE * max(abs(budget.change_ns), largest_ns)
+    least_ns = NEGLIGIBLE * max(abs(budget.change_ns), largest_ns)
     named = [term for term in budget.terms if abs(term.change_ns) >= least_ns][:most_rows]
     shown: list[Row] = [
         (
@@ -370,7 +379,7 @@ def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
                 None if step is None else step.b * MS_PER_S,
                 None if step is None else percent(step.change),
                 None if interval is None else f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}",
-                sum(1 for verdict in comparison.limits if verdict.is_exceeded),
+                sum(1 for verdict in comparison.limits if verdict.exceeded),
             )
         )
     columns = (

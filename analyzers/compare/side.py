@@ -22,11 +22,9 @@ from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.tflops.trained_run import find_device, find_trained_model
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput, PerfscopeError
-from perfscope.measures.gpu_steps import step_intervals_ns, used_gpus
-from perfscope.measures.readings import PowerCurve, read_column
 from perfscope.measures.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.report import Json
-from perfscope.tables.columns import Float64, present
+from perfscope.tables.columns import present
 from perfscope.tables.run import Run
 
 BASELINE = "perfscope/baseline/1"
@@ -117,20 +115,15 @@ class Side:
         return f"{self.name}: {self.reasons.get(name, f'a {self.kind} does not state it')}"
 
 
-_SAME_PARAMETERS = ("parameters", "gpus", "dimensions")
-
-
 def join_runs(name: str, sides: Sequence[Side]) -> Side:
     """One side of several runs; PerfscopeError where they did not train the same, or there is none."""
     if not sides:
         raise PerfscopeError(f"{name!r} names no run", hint="several runs of a side: A1,A2,A3")
-    return replace(sides[0], name=name) if len(sides) == 1 else _join_distinct(name, sides)
-
-
-def _join_distinct(name: str, sides: Sequence[Side]) -> Side:
+    if len(sides) == 1:
+        return replace(sides[0], name=name)
     first = sides[0]
     for side in sides[1:]:
-        for fact in _SAME_PARAMETERS:
+        for fact in ("parameters", "gpus", "dimensions"):
             values = getattr(first.setup, fact), getattr(side.setup, fact)
             if None not in values and values[0] != values[1]:
                 raise PerfscopeError(
@@ -173,15 +166,16 @@ def side_of_run(
     steps, mfu, energy, budget = (results.get(name) for name in ("steps", "mfu", "energy", "budget"))
     budget = budget if isinstance(budget, Budget) else None
     found, (loop_s, why_no_loop) = results.get("findings"), _loop(run, undisturbed)
+    tflops, step_s = mfu.tflops_per_gpu if isinstance(mfu, Utilisation) else None, undisturbed.step_time_s()
     return Side(
         name=name,
         kind=Origin.RUN,
         setup=_setup(run, steps if isinstance(steps, StepTimes) else None, mfu, versions),
         loop_s=loop_s,
         step_time_s=Samples((times_s,)) if len(times_s) else None,
-        tflop_per_step=_operations(mfu, undisturbed.step_time_s()),
+        tflop_per_step=None if tflops is None or step_s is None else (tflops * step_s, HEADLINE),
         memory_bytes=_memory(undisturbed),
-        energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
+        energy_j=_energies(energy) if isinstance(energy, Energy) and energy.step_j is not None else None,
         budget=budget,
         causes=tuple(Cause(each.id, each.title, each.cost, each.cost_us) for each in found.findings)
         if isinstance(found, Findings)
@@ -218,15 +212,12 @@ def _loop(run: Run, undisturbed: UndisturbedSteps) -> tuple[Samples | None, str]
 
 def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[str, ...] = ()) -> Side:
     """Traces alone: the times of their profiled steps are all that is known."""
-    times_s = None
-    if budget is not None:
-        times_s = Samples((budget.period_ns / NS_PER_S,))
     why = "traces alone do not state it"
     return Side(
         name=name,
         kind=Origin.TRACES,
         setup=TrainedSetup(gpus=None if budget is None else budget.ranks),
-        step_time_s=times_s,
+        step_time_s=None if budget is None else Samples((budget.period_ns / NS_PER_S,)),
         is_profiled=True,
         budget=budget,
         reasons={
@@ -264,29 +255,15 @@ def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str
     )
 
 
-def _operations(mfu: object, step_s: float | None) -> tuple[float, str] | None:
-    if not isinstance(mfu, Utilisation) or step_s is None or mfu.headline.tflops_per_gpu is None:
-        return None
-    return mfu.headline.tflops_per_gpu * step_s, HEADLINE
-
-
 def _memory(undisturbed: UndisturbedSteps) -> Samples | None:
     peaks = [float(table.memory_peak_bytes.max()) for table in undisturbed.tables if table.memory_peak_bytes.count()]
     return Samples((np.array([max(peaks)]),)) if peaks and max(peaks) > 0 else None
 
 
-def _energies(run: Run, undisturbed: UndisturbedSteps) -> Samples | None:
-    total: dict[int, list[float]] = {}
-    gpus = used_gpus(run)
-    for used in gpus:
-        starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
-        power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
-        is_covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
-        energies_j = power.energy_j(starts_ns[is_covered], ends_ns[is_covered]).tolist()
-        for step, energy_j in zip(used.steps.step[rows][is_covered].tolist(), energies_j, strict=True):
-            total.setdefault(step, []).append(energy_j)
-    complete = [sum(total[step]) for step in sorted(total) if len(total[step]) == len(gpus)]
-    values: Float64 = np.array(complete, np.float64)
+def _energies(energy: Energy) -> Samples | None:
+    """The energy of each step whose energy is known of all GPUs."""
+    by_step = [gpu.by_step_j for gpu in energy.gpus]
+    values = np.array([sum(each[step] for each in by_step) for step in sorted(set.intersection(*map(set, by_step)))])
     return Samples((values,), is_mean=True) if len(values) and (values > 0).all() else None
 
 
@@ -404,30 +381,27 @@ def from_saved(name: str, data: Mapping[str, object]) -> Side:
             hint="save it again: perfscope compare RUN --save FILE",
         )
     try:
-        return _from_baseline(name, msgspec.convert(data, _Baseline))
+        saved = msgspec.convert(data, _Baseline)
+        return Side(
+            name=name,
+            kind=Origin.BASELINE,
+            setup=saved.setup or TrainedSetup(),
+            loop_s=_loop_samples(saved),
+            causes=saved.causes,
+            command=saved.command,
+            step_time_s=_samples(saved.step_time_s),
+            is_profiled=saved.is_profiled,
+            tflop_per_step=saved.tflop_per_step,
+            memory_bytes=_samples(saved.memory_bytes),
+            energy_j=_samples(saved.energy_j, is_mean=True),
+            budget=None if saved.budget is None else _budget(saved.budget),
+            reasons=saved.reasons,
+        )
     except (msgspec.ValidationError, TypeError, ValueError, AssertionError) as error:
         raise PerfscopeError(
             f"{name} is damaged: it is no complete {schema} ({type(error).__name__}: {error})",
             hint="save it again",
         ) from None
-
-
-def _from_baseline(name: str, data: _Baseline) -> Side:
-    return Side(
-        name=name,
-        kind=Origin.BASELINE,
-        setup=data.setup or TrainedSetup(),
-        loop_s=_loop_samples(data),
-        causes=data.causes,
-        command=data.command,
-        step_time_s=_samples(data.step_time_s),
-        is_profiled=data.is_profiled,
-        tflop_per_step=data.tflop_per_step,
-        memory_bytes=_samples(data.memory_bytes),
-        energy_j=_samples(data.energy_j, is_mean=True),
-        budget=None if data.budget is None else _budget(data.budget),
-        reasons=data.reasons,
-    )
 
 
 def _samples(runs: _Runs, *, is_mean: bool = False) -> Samples | None:

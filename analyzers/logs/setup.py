@@ -9,12 +9,10 @@ import msgspec
 import numpy as np
 
 from perfscope.constants import GIGA
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import DEFAULT_GPUS, DEFAULT_SEQ_LEN, Checkpointing
 from perfscope.result import Doc, Figures, figure
 from perfscope.tables.joblog import JobLog
 
-_ASSUMED_GPUS = 64
-_ASSUMED_SEQ_LEN = 1024
 _NOT_IN_A_GPT = ("swiglu", "group_query_attention", "experts", "untie_embeddings_and_output_weights")
 
 
@@ -76,10 +74,10 @@ def determine_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
     # A benchmark's file name has only size and batch; what BigScience's one-liner then assumes is listed.
     if stated.parameters_source == "name" and stated.gbs is not None:
         if gpus is None:
-            gpus = _ASSUMED_GPUS
+            gpus = DEFAULT_GPUS
             assumed.append(f"{gpus} GPUs (--gpus)")
         if seq_len is None:
-            seq_len = _ASSUMED_SEQ_LEN
+            seq_len = DEFAULT_SEQ_LEN
             assumed.append(f"sequence length {seq_len} (--seq-len)")
         if checkpointing is None:
             checkpointing = Checkpointing.FULL

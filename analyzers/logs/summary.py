@@ -17,9 +17,9 @@ import numpy.typing as npt
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, determine_setup
 from perfscope.analyzers.logs.step_times import LoggedStepTimes, measure_step_times, steady_records, warmup_records
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S, TERA
-from perfscope.measures.statistics import median
+from perfscope.measures.statistics import STALL, median
 from perfscope.models.conventions import bigscience
-from perfscope.report import Section
+from perfscope.report import MOST_NAMED, Section
 from perfscope.result import GIGABYTES, Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import MaskedFloat64
 from perfscope.tables.joblog import Iterations, JobLog
@@ -27,10 +27,7 @@ from perfscope.units import format_count, format_parameters, format_seconds
 
 #: By how much two figures of one thing may differ.
 _TOLERANCE = 0.05
-_SLOW = 3.0
 _COARSE = 0.1
-#: More logs are counted, not named.
-_MOST_NAMED = 3
 _LOWER_BOUND = "DeepSpeed's timers"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
@@ -107,29 +104,23 @@ def _check_name(log: JobLog, parameters: int | None) -> Iterator[str]:
         yield (f"name-disagrees: the file's name says {size / GIGA:.4g}B parameters, the log {parameters / GIGA:.4g}B")
 
 
-def _check_clock(rows: Iterations, median_s: float) -> Iterator[str]:
-    """A clock of whole seconds says little about a few short steps."""
-    if rows.wall_resolution_ns.count():
-        resolution_s = float(np.median(rows.wall_resolution_ns.compressed())) / NS_PER_S
-        if resolution_s > _COARSE * median_s:
-            yield f"coarse-clock: the time is {median_s:.4g} s, give or take {resolution_s:.2g} s by its last digit"
-
-
 def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
     rows = log.iterations
     if median_s:
         seconds = np.ma.getdata(rows.wall_ns) / NS_PER_S
-        slow = ~np.ma.getmaskarray(rows.wall_ns) & (seconds > _SLOW * median_s) & (rows.disturbed == "")
+        slow = ~np.ma.getmaskarray(rows.wall_ns) & (seconds > STALL * median_s) & (rows.disturbed == "")
         slow[:1] = False
         if slow.any():
             first = int(np.flatnonzero(slow)[0])
             number = rows.iteration[first]
             where = "" if number is np.ma.masked else f", first at iteration {number}"
             yield (
-                f"slow-iterations: {int(slow.sum())} took over {_SLOW:g} times the median{where} "
+                f"slow-iterations: {int(slow.sum())} took over {STALL:g} times the median{where} "
                 f"({seconds[first]:.4g} s)"
             )
-        yield from _check_clock(rows, median_s)
+        resolution_s = median(rows.wall_resolution_ns / NS_PER_S) or 0.0
+        if resolution_s > _COARSE * median_s:
+            yield f"coarse-clock: the time is {median_s:.4g} s, give or take {resolution_s:.2g} s by its last digit"
     if log.unreadable:
         yield f"unreadable: {log.unreadable} iteration records hold no readable time and are left out"
     if log.gaps:
@@ -376,7 +367,7 @@ class TrainingLogs(Result, frozen=True):
             if log.tflops_reason is not None:
                 paths.setdefault(log.tflops_reason, []).append(log.path)
         for reason, of_reason in paths.items():
-            named = ", ".join(of_reason) if len(of_reason) <= _MOST_NAMED else format_count(len(of_reason), "log")
+            named = ", ".join(of_reason) if len(of_reason) <= MOST_NAMED else format_count(len(of_reason), "log")
             yield f"No TFLOPs of {named}: {reason}."
 
 
@@ -531,10 +522,6 @@ def _status(log: JobLog, times: LoggedStepTimes) -> tuple[str, str | None]:
         no_time = "the log does not state the time of an iteration" if times.mean_all_s is None else None
         mixed = None if log.mixture is None else f"{log.mixture}: no figure is of one job"
         return ("ok", mixed or no_time) if log.ended is None else ("incomplete", log.ended)
-    return _status_without_iterations(log)
-
-
-def _status_without_iterations(log: JobLog) -> tuple[str, str]:
     if log.fact("finished_runs") is not None:
         return "ok", "the log states the time of the run, but not its number of steps"
     if log.fact("first_loss") is not None:

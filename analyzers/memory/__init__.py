@@ -23,7 +23,7 @@ from perfscope.charts.grammar import Area, Chart, Line, Mark, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, US_PER_MS
 from perfscope.errors import NotApplicable
-from perfscope.report import MOST_ROWS, Cell, Section, in_unit, percent_of
+from perfscope.report import MOST_ROWS, NEGLIGIBLE, Cell, Section, in_unit, percent_of
 from perfscope.result import GIGABYTES, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.memory import AllocatorHistory
@@ -33,9 +33,6 @@ from perfscope.wire.memory import ACTIONS, OUT_OF_MEMORY
 _CHUNKS = 8
 _LAYER = re.compile(r"^(?P<stack>(?:[^.]+\.)*?)(?P<number>\d+)(?:\.|$)")
 _LOSS = ("cross_entropy", "log_softmax", "nll_loss")
-#: A smaller difference, as a share of the peak, is worth neither a note nor a change. Torch's counter has up to 0.5 %
-#: more than the history: blocks whose rest is too small to be split off.
-_NOTEWORTHY = 0.01
 
 
 class Saving(Figures, frozen=True):
@@ -49,11 +46,10 @@ class Saving(Figures, frozen=True):
 def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replicas: int = 1) -> tuple[Saving, ...]:
     """The changes that lower the peak by a percent or more, the most effective first."""
     present = int(lifetimes.allocated[peak]) if peak > BEFORE else lifetimes.initial
-    finders = (_recompute_layers, _chunk_loss)
-    savings = [saving for find in finders for saving in find(lifetimes, purposes, present)]
+    savings = [*_recompute_layers(lifetimes, purposes, present), *_chunk_loss(lifetimes, purposes, present)]
     if replicas > 1:
         savings += _shard_states(lifetimes, purposes, present, replicas)
-    worthwhile = (saving for saving in savings if saving.saved_bytes >= _NOTEWORTHY * present)
+    worthwhile = (saving for saving in savings if saving.saved_bytes >= NEGLIGIBLE * present)
     return tuple(sorted(worthwhile, key=lambda saving: -saving.saved_bytes))
 
 
@@ -108,16 +104,12 @@ def _find_layers(lifetimes: Lifetimes, purposes: Purposes) -> dict[str, list[Int
 def _recompute_layer(lifetimes: Lifetimes, rows: Int64) -> Int64:
     """Deltas where one layer keeps its output alone until its backward pass begins, which makes the rest again."""
     begins, ends, sizes = lifetimes.begins[rows], lifetimes.ends[rows], lifetimes.rounded[rows]
-    output = int(np.argmax(begins))
-    last_begin = int(begins.max())
-    first_end = int(ends.min())
+    last_begin, first_end = int(begins.max()), int(ends.min())
     deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
-    is_freed = np.ones(len(rows), np.bool_)
-    is_freed[output] = False
-    is_freed &= ends > last_begin
+    is_freed = ends > last_begin
+    is_freed[np.argmax(begins)] = False
     if first_end > last_begin:
-        deltas[last_begin] -= int(sizes[is_freed].sum())
-        deltas[first_end] += int(sizes[is_freed].sum())
+        deltas[[last_begin, first_end]] = int(sizes[is_freed].sum()) * np.array([-1, 1])
     return deltas
 
 
@@ -127,8 +119,7 @@ def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Itera
     rows = np.flatnonzero(np.array([*is_loss, False])[lifetimes.stacks] & (lifetimes.begins > BEFORE))
     if not len(rows):
         return
-    largest = int(lifetimes.rounded[rows].max())
-    sizes = lifetimes.rounded
+    sizes, largest = lifetimes.rounded, int(lifetimes.rounded[rows].max())
     temporary = np.isin(purposes.categories, (Category.ACTIVATIONS, Category.WORKSPACE)) & (lifetimes.begins > BEFORE)
     chunked = temporary & ((sizes == largest) | (2 * sizes == largest))
     deltas = _without(lifetimes, chunked, 1 - 1 / _CHUNKS)
@@ -266,12 +257,18 @@ def find_peak(history: AllocatorHistory, *, replicas: int = 1) -> DevicePeak:
     """Follow a history to its peak; ``replicas`` is how many data-parallel ranks hold the same states."""
     lifetimes = follow(history)
     purposes = find_purposes(history, lifetimes)
-    event = _find_moment(history, lifetimes)
-    rows = np.flatnonzero(lifetimes.alive_behind(event))
-    header = history.header
+    event, header = lifetimes.peak, history.header
+    errors = np.flatnonzero(history.events.actions == _OUT_OF_MEMORY)
+    if header is not None and header.cause == OUT_OF_MEMORY and len(errors):
+        event = int(errors[-1])  # the history was written as memory ran out
+    rows = np.flatnonzero((lifetimes.begins <= event) & (lifetimes.ends > event))
     peak = int(lifetimes.allocated[event]) if event > BEFORE else lifetimes.initial
     reserved = int(lifetimes.reserved[event]) if event > BEFORE else lifetimes.initial_reserved
-    categories = _sum_categories(lifetimes, purposes, rows)
+    kinds, sizes = purposes.categories[rows], lifetimes.rounded[rows]
+    categories = tuple(
+        PeakPart(CATEGORY_NAMES[category], int(sizes[kinds == category].sum()), int((kinds == category).sum()))
+        for category in Category
+    )
     if sum(part.bytes for part in categories) != peak:
         raise AssertionError(f"{history.path}: the parts of the peak do not add up to it")
     return DevicePeak(
@@ -299,21 +296,6 @@ def find_peak(history: AllocatorHistory, *, replicas: int = 1) -> DevicePeak:
         attributed=1 - categories[Category.OTHER].bytes / peak if peak else 1.0,
         notes=_notes(history, lifetimes),
         damage=tuple(f"{history.path}: {text}" for text in history.damage),
-    )
-
-
-def _find_moment(history: AllocatorHistory, lifetimes: Lifetimes) -> int:
-    """The event of the peak; of a history that was written as memory ran out, that error."""
-    errors = np.flatnonzero(history.events.actions == _OUT_OF_MEMORY)
-    is_error = history.header is not None and history.header.cause == OUT_OF_MEMORY
-    return int(errors[-1]) if is_error and len(errors) else lifetimes.peak
-
-
-def _sum_categories(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[PeakPart, ...]:
-    kinds, sizes = purposes.categories[rows], lifetimes.rounded[rows]
-    return tuple(
-        PeakPart(CATEGORY_NAMES[category], int(sizes[kinds == category].sum()), int((kinds == category).sum()))
-        for category in Category
     )
 
 
@@ -547,7 +529,8 @@ def analyze(run: Run) -> MemoryUse:
 def _describe_higher_peak(peak: DevicePeak) -> tuple[str, ...]:
     """That the process held more outside of the window."""
     excess = 0 if peak.process_peak_bytes is None else peak.process_peak_bytes - peak.peak_bytes
-    if peak.process_peak_bytes is None or excess < _NOTEWORTHY * peak.peak_bytes:
+    # Torch's counter has up to 0.5 % more than the history: blocks whose rest is too small to be split off.
+    if peak.process_peak_bytes is None or excess < NEGLIGIBLE * peak.peak_bytes:
         return ()
     who = "" if peak.rank is None else f"Rank {peak.rank}: "
     held = f"the process held {peak.process_peak_bytes / GB:.3f} GB, {excess / GB:.3f} GB more"

@@ -60,10 +60,6 @@ class Lifetimes:
         event = int(np.argmax(self.allocated))
         return event if self.allocated[event] > self.initial else BEFORE
 
-    def alive_behind(self, event: int) -> Bool:
-        """Which allocations lived behind an event."""
-        return (self.begins <= event) & (self.ends > event)
-
 
 def follow(history: AllocatorHistory) -> Lifetimes:
     """Pair each allocation with its free, address by address."""
@@ -128,7 +124,6 @@ def _reserved_curve(history: AllocatorHistory) -> tuple[Int64, int]:
 
 #: Frames that stand at the root of a thread that runs a script.
 _ROOTS = ("<module>", "_run_module_as_main", "_bootstrap", "_run_code")
-_INNER_FRAMES = 6
 _COMMUNICATION = (
     "torch/distributed/fsdp/",
     "torch/distributed/distributed_c10d.py",
@@ -178,7 +173,7 @@ class StackFacts(NamedTuple):
 
 
 def _read_stack(frames: Sequence[Frame]) -> StackFacts:
-    inner = frames[:_INNER_FRAMES]
+    inner = frames[:6]  # those of a library around an allocation
     is_main = any(frame.function in _ROOTS for frame in frames)
     is_recomputed = not is_main and any(frame.file.endswith(_RECOMPUTATION) for frame in frames)
     return StackFacts(

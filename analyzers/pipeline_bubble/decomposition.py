@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import lcm
@@ -109,26 +109,25 @@ class BubbleParts(Struct, frozen=True):
     ticks_per_ns: int = 1
 
 
-class _MeasuredTiming(Timing):
-    def __init__(self, work: dict[Op, int], transfer: dict[Op, int], send_blocking: dict[Op, int]) -> None:
+class MeasuredTiming(Timing):
+    """The time of each pass, and of its transfer, for which a send may keep its own device from computing."""
+
+    def __init__(
+        self, work: Mapping[Op, int], transfer: Mapping[Op, int] = {}, send_blocking: Mapping[Op, int] = {}
+    ) -> None:
         self.work, self.transfer, self.send_blocking = work, transfer, send_blocking
 
     def time_of(self, op: Op) -> int:
+        """Time of a pass."""
         return self.work[op]
 
     def transfer_time(self, op: Op, _sender: int) -> int:
+        """Time of its transfer."""
         return self.transfer.get(op, 0)
 
     def send_blocking_time(self, op: Op) -> int:
+        """Time for which sending its result blocks its device."""
         return self.send_blocking.get(op, 0)
-
-
-class _MeanTiming(Timing):
-    def __init__(self, work: dict[PassKind, int]) -> None:
-        self.work = work
-
-    def time_of(self, op: Op) -> int:
-        return self.work[op.kind]
 
 
 def sum_idle_time(stages: Sequence[Sequence[MeasuredPass]]) -> BubbleParts:
@@ -157,16 +156,16 @@ def decompose(plan: PassOrder, stages: Sequence[PassesOfStep]) -> BubbleParts:
     base = sum_idle_time([stage.passes for stage in stages])
     work = {op: measured.work_ns for op, measured in passes.items()}
     mean, ticks = _average_by_kind(work)
-    ideal = simulate(plan, _MeanTiming(mean))
-    without_transfers = simulate(plan, _MeasuredTiming(work, {}, {})).section
+    ideal = simulate(plan, MeasuredTiming({op: mean[op.kind] for op in work}))
+    without_transfers = simulate(plan, MeasuredTiming(work)).section
     transfers = _estimate_transfer_times(plan, passes, [stage.transfers for stage in stages])
     blocking = _find_blocking_sends(plan, passes, transfers)
-    with_transfers = simulate(plan, _MeasuredTiming(work, transfers, blocking)).section
+    with_transfers = simulate(plan, MeasuredTiming(work, transfers, blocking)).section
     beyond = base.section_ns - with_transfers
     host = beyond
     if any(stage.transfers for stage in stages):
         held = {op: time for order, stage in zip(plan.orders, stages, strict=True) for op, time in _hold(order, stage)}
-        gaps = simulate(plan, _MeasuredTiming(held, transfers, blocking)).section - with_transfers
+        gaps = simulate(plan, MeasuredTiming(held, transfers, blocking)).section - with_transfers
         host = min(gaps, beyond) if beyond > 0 else beyond
     parts = []
     for own in base.stages:

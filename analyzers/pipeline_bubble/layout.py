@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
 from perfscope.constants import MOST_RANKS
@@ -51,7 +52,8 @@ def find_pipelines(traces: Sequence[RankPasses]) -> list[PipelineRanks]:
             if all(trace.device is not None for trace in traces):
                 ordered = tuple(sorted(traces, key=lambda trace: trace.device or 0))
             return [PipelineRanks(tuple(trace.rank for trace in ordered), ordered)]
-        by_rank[trace.rank] = by_rank[trace.rank].followed_by(trace) if trace.rank in by_rank else trace
+        earlier = by_rank[trace.rank].steps if trace.rank in by_rank else ()
+        by_rank[trace.rank] = replace(by_rank.get(trace.rank, trace), steps=(*earlier, *trace.steps))
     orders = [_order_stages(ranks, by_rank) for ranks in _find_groups(by_rank)]
     if not orders:
         raise MissingInput("the traces do not show which ranks form a pipeline: no process group is described as one")

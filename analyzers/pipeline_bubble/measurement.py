@@ -35,12 +35,10 @@ from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.measures.clock_offsets import Offset, find_offset, is_apart
 from perfscope.report import Cell, Section, percent
-from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Table, figure
-from perfscope.schedules.drawing import Bar, GanttChart, Lane, draw_timeline, to_text
+from perfscope.result import Column, Doc, Figures, InUnit, Table, figure
+from perfscope.schedules.drawing import COLUMNS, Bar, GanttChart, Lane, draw_timeline, to_text
 from perfscope.schedules.operations import Block, PassKind
 from perfscope.schedules.simulator import Deadlock
-
-_DRAWING_COLUMNS = 100
 
 
 class BubbleStep(Figures, frozen=True):
@@ -116,11 +114,6 @@ class StageMean(StageParts, frozen=True, kw_only=True):
         """Time of all backward passes of a step."""
         return self.useful - self.forward
 
-    @property
-    def idle_share(self) -> float:
-        """Idle time over T."""
-        return float(self.idle / self.section)
-
 
 def _ms(time: Fraction) -> float:
     return float(time / NS_PER_MS)
@@ -133,6 +126,9 @@ class PipelineBubble(StageShares, frozen=True):
     section: Fraction
     steps: Annotated[tuple[BubbleStep, ...], Doc("Each complete step of the usual shape, of all pipelines.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
+    microbatches: Annotated[int, Doc("Micro-batches in a step.")]
+    schedule: Annotated[str | None, Doc("Its name; None where it was not recognised.")]
+    virtual_stages: Annotated[int | None, Doc("Virtual stages of a rank.")]
     section_us = InUnit("section", NS_PER_US, "T, the mean over steps.")
 
     TABLES = (
@@ -147,7 +143,7 @@ class PipelineBubble(StageShares, frozen=True):
                 Column("Imbalance (ms)", "imbalance", _ms, 2),
                 Column("Transfer (ms)", "transfer", _ms, 2),
                 Column("Host gaps (ms)", "host", _ms, 2),
-                Column("Idle (%)", "idle_share", PERCENT, 2),
+                Column("Idle (%)", lambda row: percent(row.idle / row.section), None, 2),
             ),
         ),
     )
@@ -173,21 +169,6 @@ class PipelineBubble(StageShares, frozen=True):
         """The part of gaps in which a device ran nothing."""
         return self.share_of("host")
 
-    @figure
-    def microbatches(self) -> int:
-        """Micro-batches in a step."""
-        return self.steps[0].microbatches
-
-    @figure
-    def schedule(self) -> str | None:
-        """Its name; None where it was not recognised."""
-        return self.steps[0].schedule
-
-    @figure
-    def virtual_stages(self) -> int | None:
-        """Virtual stages of a rank."""
-        return self.steps[0].chunks
-
     @property
     def charts(self) -> tuple[GanttChart, ...]:
         """The step with the median section as measured, and its ideal where the schedule was recognised."""
@@ -203,8 +184,7 @@ class PipelineBubble(StageShares, frozen=True):
         totals = (("all", "", *cells, percent(self.fraction_of_total)),)
         longest = max(chart.end for chart in self.charts)
         drawing = "\n\n".join(
-            f"{chart.title}\n{to_text(chart, max(10, _DRAWING_COLUMNS * chart.end // longest))}"
-            for chart in self.charts
+            f"{chart.title}\n{to_text(chart, max(10, COLUMNS * chart.end // longest))}" for chart in self.charts
         )
         return (
             table.section(self.stages, (*self._headline(), *self.notes), totals=totals),
@@ -248,8 +228,8 @@ def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
         notes |= dict.fromkeys(_describe(pipeline, clocks, incomplete))
     if not steps:
         raise MissingInput(unknown or "; ".join(["no training step is complete on every stage", *notes]))
-    shape = Counter(step.shape for step in steps).most_common(1)[0][0]
-    usual = tuple(step for step in steps if step.shape == shape)
+    most = Counter(step.shape for step in steps).most_common(1)[0][0]
+    usual = tuple(step for step in steps if step.shape == most)
     if len(usual) < len(steps):
         notes[f"{len(steps) - len(usual)} steps with unusual micro-batches are excluded."] = None
     stages = tuple(
@@ -262,7 +242,8 @@ def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
         )
         for stage in range(len(pipelines[0].ranks))
     )
-    bubble = PipelineBubble(stages, stages[0].section, usual, tuple(notes))
+    shape = usual[0].microbatches, usual[0].schedule, usual[0].chunks
+    bubble = PipelineBubble(stages, stages[0].section, usual, tuple(notes), *shape)
     return replace(bubble, notes=(*notes, *_describe_schedule(bubble)))
 
 
@@ -377,14 +358,12 @@ def _is_complete(steps: Sequence[PassesOfStep]) -> bool:
 
 def _measure_step(label: str, stages: Sequence[PassesOfStep]) -> BubbleStep:
     passes = [stage.passes for stage in stages]
-    recognised = recognise_passes(passes)
-    parts = None
+    recognised, parts = recognise_passes(passes), sum_idle_time(passes)
     if recognised is not None:
         try:
             parts = decompose(recognised.plan, stages)
         except Deadlock:
             recognised = None
-    parts = parts or sum_idle_time(passes)
     return BubbleStep(
         step=label,
         schedule=recognised.name if recognised else None,

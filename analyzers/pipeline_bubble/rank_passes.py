@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -25,10 +27,6 @@ class MeasuredPass(Struct, frozen=True, array_like=True):
     first: int
     last: int
 
-    def shifted(self, offset_ns: int) -> MeasuredPass:
-        """The same pass on a clock that is ahead by ``offset_ns``."""
-        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
-
 
 class Transfer(Struct, frozen=True, array_like=True):
     """One kernel that moves activations or gradients between stages; it may send and receive at once.
@@ -41,9 +39,12 @@ class Transfer(Struct, frozen=True, array_like=True):
     position: int
     operation: str
 
-    def shifted(self, offset_ns: int) -> Transfer:
-        """The same transfer on a clock that is ahead by ``offset_ns``."""
-        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
+
+_Timed = TypeVar("_Timed", MeasuredPass, Transfer)
+
+
+def _shifted(timed: tuple[_Timed, ...], offset_ns: int) -> tuple[_Timed, ...]:
+    return tuple(replace(one, start_ns=one.start_ns + offset_ns, end_ns=one.end_ns + offset_ns) for one in timed)
 
 
 class CollectiveRun(Struct, frozen=True, array_like=True):
@@ -66,12 +67,8 @@ class PassesOfStep(Struct, frozen=True, array_like=True):
 
     def shifted(self, offset_ns: int) -> PassesOfStep:
         """The same step on a clock that is ahead by ``offset_ns``."""
-        return PassesOfStep(
-            self.label,
-            tuple(measured.shifted(offset_ns) for measured in self.passes),
-            tuple(transfer.shifted(offset_ns) for transfer in self.transfers),
-            {key: replace(run, end_ns=run.end_ns + offset_ns) for key, run in self.collectives.items()},
-        )
+        ends = {key: replace(run, end_ns=run.end_ns + offset_ns) for key, run in self.collectives.items()}
+        return PassesOfStep(self.label, _shifted(self.passes, offset_ns), _shifted(self.transfers, offset_ns), ends)
 
     def count(self, *kinds: PassKind) -> int:
         """How many passes are of some kinds."""
@@ -105,7 +102,3 @@ class RankPasses(Struct, frozen=True, array_like=True):
             return self.device
         stages = {measured.stage for step in self.steps for measured in step.passes}
         return None if None in stages else min((stage for stage in stages if stage is not None), default=None)
-
-    def followed_by(self, later: RankPasses) -> RankPasses:
-        """The same rank with the steps of a later trace as well."""
-        return replace(self, steps=self.steps + later.steps)

@@ -24,8 +24,6 @@ PROTOCOL_RUNS = 7
 
 _WARMUP = 100
 _ITERATIONS = 200
-#: The first iterations, for which DeepSpeed prints no speed.
-_UNPRINTED = 2
 _ONE_GPU = ClusterSize(1, 1)
 
 
@@ -144,7 +142,7 @@ def _average_latencies(run: ProtocolRun, notes: list[str]) -> float | None:
 
 def _average_samples_per_s(run: ProtocolRun, notes: list[str]) -> float | None:
     """Mean over the lines from the 99th on: the first two iterations print none."""
-    values = [round(line.value, 4) for line in run.speeds][_WARMUP - _UNPRINTED : _ITERATIONS]
+    values = [round(line.value, 4) for line in run.speeds][_WARMUP - 2 : _ITERATIONS]
     wanted = _ITERATIONS - _WARMUP
     if values and len(values) < wanted:
         notes.append(f"{run.path}: {len(values)} lines after the first {_WARMUP} iterations, not {wanted}")

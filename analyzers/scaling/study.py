@@ -23,7 +23,6 @@ from perfscope.report import Cell, Section, percent
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.scaling import ClusterSize, ScalingRun
 
-_CURVE_POINTS = 60
 _FOUR_DIGITS = 10_000
 _LAW_NAMES = {"doubling": "Loss per doubling", "amdahl": "Amdahl"}
 
@@ -225,21 +224,20 @@ def study_scaling(
         series=series,
         weak=weak,
         strong=strong,
-        runs=tuple(_describe_run(run) for run in runs),
+        runs=tuple(
+            RunOfStudy(
+                path=run.path,
+                case=str(run.cluster),
+                model=run.model,
+                global_batch_size=run.batch,
+                batch_size_per_device=run.batch_per_gpu,
+                zero_stage=run.zero_stage,
+                samples_per_s=run.samples_per_s,
+                oom=run.out_of_memory,
+            )
+            for run in runs
+        ),
         notes=(*problems, *(_notes(runs, series) if published is None else published.notes)),
-    )
-
-
-def _describe_run(run: ScalingRun) -> RunOfStudy:
-    return RunOfStudy(
-        path=run.path,
-        case=str(run.cluster),
-        model=run.model,
-        global_batch_size=run.batch,
-        batch_size_per_device=run.batch_per_gpu,
-        zero_stage=run.zero_stage,
-        samples_per_s=run.samples_per_s,
-        oom=run.out_of_memory,
     )
 
 
@@ -343,7 +341,7 @@ def _list_marks(all_series: Sequence[ScalingSeries]) -> Iterator[Line | Dots]:
         largest = float(max([series.points[-1].gpus, *predicted]))
         ideal = (measured[0], (largest, baseline.median_speed * largest / baseline.gpus))
         yield Line("ideal", Colour.QUIET, ideal, is_dashed=True)
-        gpus = np.geomspace(baseline.gpus, largest, _CURVE_POINTS)
+        gpus = np.geomspace(baseline.gpus, largest, 60)
         for offset, fit in enumerate(series.fits.values(), 1):
             if fit.reason is None:
                 points = tuple(zip(gpus.tolist(), fit.throughput(gpus).tolist(), strict=True))

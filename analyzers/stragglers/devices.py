@@ -16,6 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.stragglers.lateness import MORE, LateCause, Lateness
 from perfscope.measures.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
+from perfscope.report import SMALLEST_CHANGE
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run
@@ -26,8 +27,6 @@ _Times: TypeAlias = "Sequence[tuple[int | None, int | None]]"
 
 #: Sharded modules take up to 1.12 times as long in clean runs, while a collective waits for another rank.
 _SLOW_UNITS = 1.25
-#: A clock that is lower by this ratio is lower.
-_LOWER_CLOCK = 0.98
 #: From this stage of ZeRO on a forward pass gathers parameters.
 FIRST_SHARDED_STAGE = 3
 
@@ -198,7 +197,7 @@ def _explain(pace: DevicePace, peers: Sequence[DevicePace]) -> tuple[LateCause, 
     longer = f"the same work takes {pace.ratio:.2f} times as long on its GPU"
     if pace.sm_clock_mhz is None or not clocks:
         return LateCause.DEVICE, longer
-    if pace.sm_clock_mhz < _LOWER_CLOCK * median(clocks):
+    if pace.sm_clock_mhz < (1 - SMALLEST_CHANGE) * median(clocks):
         why = f", because of: {pace.throttled}" if pace.throttled else ""
         return LateCause.CLOCK, f"{longer}, at {pace.sm_clock_mhz} MHz instead of {median(clocks):.0f} MHz{why}"
     return LateCause.DEVICE, f"{longer}, at the same clock, as where another process uses it"

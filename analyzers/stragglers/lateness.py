@@ -20,6 +20,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from perfscope.measures.parts import HostPart, Labelled
+from perfscope.report import MOST_SHOWN, SMALLEST_CHANGE
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, present
 from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps
@@ -31,12 +32,10 @@ _LIKELY = 0.75
 MANY_FAULTS = 200
 #: How many steps a host runs ahead of its device.
 _MOST_AHEAD = 3
-#: A rank is late in every step from this share of a median step on.
-_PERSISTENT = 0.05
+#: Without a rhythm steps pause, or a rank is late, by chance for up to this share, on a host that others use, too.
+BY_CHANCE = 0.05
 #: A single step is late, or its network slow, from this share of a median step on.
 _RARE = 0.25
-#: What rare late steps must cost together, as a share of all compared steps.
-_SIGNIFICANT = 0.02
 #: Work that differs by this ratio is different work, and a device that needs this much longer for the same work is
 #: slow: clean runs in ``fixtures/stragglers`` have ratios of up to 1.046.
 MORE = 1.05
@@ -166,11 +165,8 @@ def _split_rank(table: Steps, rows: Int64, total: Int64, parts: Mapping[HostPart
 
 
 def _work(tables: Sequence[Steps], rows: Sequence[Int64], count: int) -> tuple[str, Int64]:
-    for unit, columns in (
-        ("tokens", [table.tokens for table in tables]),
-        ("samples", [table.samples for table in tables]),
-        ("micro-batches", [table.micro_batches for table in tables]),
-    ):
+    for unit, name in (("tokens", "tokens"), ("samples", "samples"), ("micro-batches", "micro_batches")):
+        columns = [getattr(table, name) for table in tables]
         if all(np.all(present(column)[row]) for column, row in zip(columns, rows, strict=True)):
             return unit, np.stack([_values(column, row) for column, row in zip(columns, rows, strict=True)])
     return "", np.zeros((len(tables), count), np.int64)
@@ -291,16 +287,12 @@ class Lateness(Figures, frozen=True, kw_only=True):
     ] = None
 
 
-def _cause_of(part: HostPart) -> LateCause:
-    return LateCause["CONTENTION" if part is HostPart.NO_PROCESSOR else part.name]
-
-
 def find_lateness(parts: ComparedSteps, excesses: Excesses) -> list[Lateness]:
     """The late ranks, the most expensive first."""
     over = excesses.over_ns
     median_ns, whole_ns = float(np.median(parts.total_ns)), float(parts.total_ns.max(axis=0).sum())
     usual = np.maximum(np.median(over, axis=1), 0)
-    usual[usual < _PERSISTENT * median_ns] = 0
+    usual[usual < BY_CHANCE * median_ns] = 0
     entries: list[Lateness] = []
     for row in range(len(parts.ranks)):
         rank = _Rank(parts, excesses, row)
@@ -308,8 +300,8 @@ def find_lateness(parts: ComparedSteps, excesses: Excesses) -> list[Lateness]:
             entries += rank.in_most_steps(over[row] > usual[row] / 2, median_ns)
         beyond = over[row] - usual[row]
         late = (beyond > _RARE * median_ns) & (over[row] >= over.max(axis=0))
-        if beyond[late].sum() > _SIGNIFICANT * whole_ns:
-            entries += rank.in_some_steps(late, beyond, _SIGNIFICANT * whole_ns / 2, is_known=usual[row] > 0)
+        if beyond[late].sum() > SMALLEST_CHANGE * whole_ns:
+            entries += rank.in_some_steps(late, beyond, SMALLEST_CHANGE * whole_ns / 2, is_known=usual[row] > 0)
     entries += _find_slow_network(parts, median_ns) if parts.times_exchange else []
     return sorted(entries, key=lambda late: -late.cost_ns)
 
@@ -326,7 +318,7 @@ class _Rank:
         remaining = float(self._over[late].sum())
         for part in sorted(typical, key=lambda part: -typical[part]):
             share_ns = min(typical[part], remaining / int(late.sum()))  # a few long ones are no part of most steps
-            if not entries or share_ns > _PERSISTENT * median_ns:
+            if not entries or share_ns > BY_CHANCE * median_ns:
                 entry = self._describe(late, self._over, part)
                 if entry.cause in {named.cause for named in entries}:
                     continue
@@ -353,7 +345,8 @@ class _Rank:
     def _describe(self, chosen: Bool, over: Float64, longest: HostPart) -> Lateness:
         sums = {part: round(float(excess[chosen].sum())) for part, excess in self._excess.items()}
         cost_ns = round(float(over[chosen].sum()))
-        cause, detail, cause_ns = _cause_of(longest), None, sums[longest]
+        cause = LateCause["CONTENTION" if longest is HostPart.NO_PROCESSOR else longest.name]
+        detail, cause_ns = None, sums[longest]
         faults = float(np.median(over_others(self._parts.faults)[self._row][chosen]))
         in_kernel = sums.get(HostPart.KERNEL, 0)
         is_kernel = longest is HostPart.KERNEL or (longest is HostPart.COMPUTE and 3 * in_kernel > sums[longest])
@@ -384,7 +377,7 @@ class _Rank:
 
 
 def _worst(parts: ComparedSteps, chosen: Bool, over: Float64) -> tuple[int, ...]:
-    worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
+    worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:MOST_SHOWN]]
     return tuple(sorted(parts.step[worst].tolist()))
 
 
@@ -399,7 +392,7 @@ def _find_slow_network(parts: ComparedSteps, median_ns: float) -> list[Lateness]
     delay_ns = parts.parts_ns[HostPart.NO_PROCESSOR].max(axis=0)
     slow = (beyond > _RARE * median_ns) & (beyond > delay_ns)
     cost_ns = round(float(beyond[slow].sum()))
-    if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
+    if cost_ns <= SMALLEST_CHANGE * float(parts.total_ns.max(axis=0).sum()):
         return []
     return [
         Lateness(

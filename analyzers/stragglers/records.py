@@ -25,16 +25,13 @@ from perfscope.report import MOST_ROWS, Cell, Section
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS
-from perfscope.units import format_ranges
+from perfscope.units import format_count, format_ranges
 from perfscope.wire.places import Place
 
 
-def _count(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"
-
-
 def _when(late: Lateness) -> str:
-    return "most steps" if late.persistent else f"{_count(late.steps)}, as {format_ranges(late.examples)}"
+    steps = f"{format_count(late.steps, 'step')}, as {format_ranges(late.examples)}"
+    return "most steps" if late.persistent else steps
 
 
 class HostSteps(Figures, frozen=True):
@@ -124,11 +121,9 @@ class LateRanks(Result, frozen=True):
         if not self.late:
             return self._nobody()
         worst = self.late[0]
-        who = "The network" if worst.rank is None else f"Rank {worst.rank}"
-        when = "in most steps" if worst.persistent else f"in {_count(worst.steps)}"
-        if worst.rank is None:
-            return f"{who} was slow {when}: {worst.cause.label}"
-        return f"{who} is late {when}: {worst.cause.label}"
+        who = "The network was slow" if worst.rank is None else f"Rank {worst.rank} is late"
+        when = "most steps" if worst.persistent else format_count(worst.steps, "step")
+        return f"{who} in {when}: {worst.cause.label}"
 
     def _nobody(self) -> str:
         if self.parts is None:
@@ -155,13 +150,10 @@ class LateRanks(Result, frozen=True):
                 "the others."
             )
         if self.parts is not None and not self.counts_compute:
-            why = (
-                "The ranks are stages of a pipeline, whose work differs"
-                if self.has_stages
-                else "The devices wait for each other, not the hosts"
-            )
+            stages = "The ranks are stages of a pipeline, whose work differs"
             notes.append(
-                f"{why}: only delays count that cannot be waits for another rank, and the costs are upper limits."
+                f"{stages if self.has_stages else 'The devices wait for each other, not the hosts'}: only delays count "
+                "that cannot be waits for another rank, and the costs are upper limits."
             )
         if self.devices:
             notes.append("The cost of a slow device is estimated: the rank's device time less the others'.")
@@ -196,16 +188,13 @@ def analyze(run: Run) -> LateRanks:
     parts = split_steps(tables)
     if parts is not None and len(parts.step) < FEWEST_STEPS:
         parts = None
-    has_stages = _has_stages(run)
+    has_stages = bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1
     devices = compare_devices(tables, run, has_stages=has_stages)
     if parts is None and not devices.paces:
         raise MissingInput(f"the ranks have fewer than {FEWEST_STEPS} steps in common that can be compared")
     counts_compute = parts is not None and parts.times_exchange and not has_stages
-    lateness: list[Lateness] = []
-    if parts is not None:
-        excesses = measure_excesses(parts, counts_compute=counts_compute)
-        lateness = find_lateness(parts, excesses)
-    late = [*lateness, *find_slow_devices(devices.paces, tables)]
+    late = [] if parts is None else find_lateness(parts, measure_excesses(parts, counts_compute=counts_compute))
+    late += find_slow_devices(devices.paces, tables)
     compared_ns = 0 if parts is None else int(parts.total_ns.max(axis=0).sum())
     looks = {rank: _share_looks(seen.places) for rank, seen in run.places.items()}
     shares = [entry.cost_ns / compared_ns if compared_ns else None for entry in late]
@@ -255,7 +244,3 @@ def _host_steps(parts: ComparedSteps) -> tuple[HostSteps, ...]:
         )
         for row, rank in enumerate(parts.ranks)
     )
-
-
-def _has_stages(run: Run) -> bool:
-    return bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1

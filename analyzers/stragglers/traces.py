@@ -41,15 +41,11 @@ from perfscope.errors import MissingInput, NoDevice
 from perfscope.measures.kernel_medians import KernelMedians, join_windows
 from perfscope.measures.marked_steps import common_steps
 from perfscope.measures.step_profile import PARTS, StepProfile, join_profiles
-from perfscope.report import MOST_ROWS, Section, percent
+from perfscope.report import MOST_ROWS, NEGLIGIBLE, Section, percent
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_ranges
-
-#: The wait that makes a rank a straggler, as a share of the longest window; smaller differences explain nothing.
-SIGNIFICANT_FRACTION = 0.01
-
 
 #: The axes whose groups may have ranks of several stages.
 _ROLES_OF_STAGES = frozenset(("PP", "MP", "world", ""))
@@ -73,10 +69,6 @@ _REASONS = {
     "not_shown": (Why.HOST, "its host did what the trace does not show (a sleep, Python, data)"),
     "device": (Why.UNKNOWN, "its device waited between events that had been launched"),
 }
-#: The share of the excess that makes a part the reason.
-_DECISIVE = 0.5
-
-
 #: Kernels with other grids than on another rank take at least this share of its time where the inputs differ in size.
 _RESIZED = 0.1
 
@@ -188,23 +180,14 @@ def _launches(kernels: KernelMedians) -> dict[int, dict[int, float]]:
     return grids
 
 
-class RankWait(Figures, frozen=True):
-    """One rank in one group; the private fields are nanoseconds, and ``number`` is negative where it is not known.
-
-    ``excess`` is how much longer than the mean of the others it took, by part; negative where shorter.
-    """
+class _Waits(Figures, frozen=True):
+    """The waits of one rank, in nanoseconds; ``number`` is negative where the rank is not known."""
 
     number: int
     wait: int
-    communication: int
     caused: float
-    came_last: Annotated[int, Doc("In how many operations it arrived last.")]
     caused_in: Mapping[int, float]
-    reason: Annotated[str | None, Doc("Why it came last, in words; None where the trace does not show it.")] = None
-    excess: Mapping[str, float] | None = None
-    why: Why = Why.UNKNOWN
     wait_us = InUnit("wait", NS_PER_US, "How long it waited for others.")
-    communication_us = InUnit("communication", NS_PER_US, "How long its operations took.")
     caused_wait_us = InUnit("caused", NS_PER_US, "How long the other ranks waited for it, the mean of them.")
 
     @figure
@@ -212,15 +195,26 @@ class RankWait(Figures, frozen=True):
         """The rank."""
         return self.number if self.number >= 0 else None
 
-    @figure
-    def excess_us(self) -> dict[str, float] | None:
-        """How much longer than the mean of the others it took, by part; None where it caused no significant wait."""
-        return None if self.excess is None else {part: ns / NS_PER_US for part, ns in self.excess.items()}
-
     @property
     def excess_wait(self) -> float:
         """The wait that it caused beyond what it waited itself."""
         return self.caused - self.wait
+
+
+class RankWait(_Waits, frozen=True):
+    """One rank in one group; ``excess`` is how much longer than the mean of the others it took, by part."""
+
+    communication: int
+    came_last: Annotated[int, Doc("In how many operations it arrived last.")]
+    reason: Annotated[str | None, Doc("Why it came last, in words; None where the trace does not show it.")] = None
+    excess: Mapping[str, float] | None = None
+    why: Why = Why.UNKNOWN
+    communication_us = InUnit("communication", NS_PER_US, "How long its operations took.")
+
+    @figure
+    def excess_us(self) -> dict[str, float] | None:
+        """How much longer than the mean of the others it took, by part; None where it caused no significant wait."""
+        return None if self.excess is None else {part: ns / NS_PER_US for part, ns in self.excess.items()}
 
 
 class GroupWait(Figures, frozen=True):
@@ -261,12 +255,9 @@ class StepWait(Figures, frozen=True):
     us: Annotated[float, Doc("The wait.")]
 
 
-class RankPace(Figures, frozen=True):
-    """One rank over all groups but those of a pipeline's stages; the private fields are nanoseconds."""
+class RankPace(_Waits, frozen=True):
+    """One rank over all groups but those of a pipeline's stages."""
 
-    number: int
-    caused: float
-    wait: int
     compute: int
     relative_compute: Annotated[
         float | None,
@@ -276,26 +267,13 @@ class RankPace(Figures, frozen=True):
         ),
     ]
     relative_work: Annotated[float | None, Doc("This rank's work over that of the rank with the least; at least 1.")]
-    caused_in: Mapping[int, float]
-    caused_wait_us = InUnit("caused", NS_PER_US, "The wait that it caused.")
-    wait_us = InUnit("wait", NS_PER_US, "The wait that it had.")
     compute_us = InUnit("compute", NS_PER_US, "Its compute time in the whole window.")
-
-    @figure
-    def rank(self) -> int | None:
-        """The rank."""
-        return self.number if self.number >= 0 else None
 
     @figure
     def caused_wait_by_step(self) -> list[StepWait]:
         """The wait that it caused in each step."""
         steps = sorted(self.caused_in.items())
         return [StepWait(None if step == ABSENT else step, caused / NS_PER_US) for step, caused in steps]
-
-    @property
-    def excess_wait(self) -> float:
-        """The wait that it caused beyond what it waited itself."""
-        return self.caused - self.wait
 
 
 def _why(row: tuple[GroupWait, RankWait, Pace | None]) -> str | None:
@@ -389,7 +367,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     longest = max((part.span_ns for partial in partials for part in partial), default=None)
     if longest is None:
         raise NoDevice("the traces contain no GPU events")
-    significant = SIGNIFICANT_FRACTION * longest
+    significant = NEGLIGIBLE * longest
     members = _Members(partials)
     waits = (
         _find_waits(key, calls, members) for key, calls in calls_of_groups(partials).items() if key.sender == ABSENT
@@ -425,10 +403,8 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Member
     for row, rank in enumerate(matched.ranks):
         is_last, waited = last == row, int(communication[row] - transfers_ns.sum())
         caused_in = {step: float(caused[is_last & (of_step == step)].sum()) for step in distinct(of_step)}
-        came_last = int(is_last.sum())
-        ranks.append(
-            RankWait(rank, waited, int(communication[row]), float(caused[is_last].sum()), came_last, caused_in)
-        )
+        of_rank = int(communication[row]), int(is_last.sum())
+        ranks.append(RankWait(rank, waited, float(caused[is_last].sum()), caused_in, *of_rank))
     return GroupWait(
         group=key.name or None,
         description=first.description or None,
@@ -539,14 +515,14 @@ def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, P
     candidates = {part: ns for part, ns in excess.items() if part != "communication" and ns > 0}
     total = sum(candidates.values())
     part = max(candidates, key=lambda name: candidates[name], default=None)
-    if part is None or candidates[part] < max(_DECISIVE * total, significant):
+    if part is None or candidates[part] < max(total / 2, significant):
         return _Reason(Why.UNKNOWN, None, excess)
     if part != "compute":
         return _Reason(*_REASONS[part], excess)
-    if max(more_work, slower) < SIGNIFICANT_FRACTION:
-        text = "its device computed longer, though the compared kernels are as many and as fast"
-        return _Reason(Why.WORK, text, excess)
-    if more_work > slower:
-        return _Reason(Why.WORK, f"its device computed longer: {percent(more_work):.0f} % more work", excess)
-    text = f"its device computed longer: slower (the same kernels take {percent(slower):.0f} % longer)"
-    return _Reason(Why.DEVICE, text, excess)
+    if max(more_work, slower) < NEGLIGIBLE:
+        why, how = Why.WORK, ", though the compared kernels are as many and as fast"
+    elif more_work > slower:
+        why, how = Why.WORK, f": {percent(more_work):.0f} % more work"
+    else:
+        why, how = Why.DEVICE, f": slower (the same kernels take {percent(slower):.0f} % longer)"
+    return _Reason(why, f"its device computed longer{how}", excess)

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 from typing import NamedTuple
 
+from perfscope.analyzers.tflops.operator_rules import MATRIX
 from perfscope.errors import MissingInput
 from perfscope.models.parameter_counts import attention_weights, total_parameters
 from perfscope.models.transformer import PLAIN_MATRICES, Experts, Transformer
 from perfscope.tables.model import StatedDimensions, Weight
 
-_MATRIX = 2
 #: Modules that compute attention, and in them the projection of all heads back to the hidden size.
 _ATTENTION = re.compile("att", re.IGNORECASE)
 _OUTPUT = re.compile(
@@ -62,7 +62,7 @@ def infer_dimensions(
     """
     stated = stated or StatedDimensions()
     matrices = [weight for weight in weights if _is_matrix(weight)]
-    tables = [weight for weight in matrices if weight.is_embedding and len(weight.shape) == _MATRIX]
+    tables = [weight for weight in matrices if weight.is_embedding and len(weight.shape) == MATRIX]
     if not tables:
         raise MissingInput(f"{name} has no embedding table, so its operations per token cannot be counted")
     _require_attention(weights, stated, name)
@@ -109,11 +109,11 @@ def expert_elements(weights: Sequence[Weight]) -> int:
 def hides_experts(weights: Sequence[Weight]) -> bool:
     """Whether matrices of experts show neither by a list nor by a dimension how many experts they are."""
     experts = _sort(weights).experts
-    return any(len(weight.shape) == _MATRIX and not _EXPERT_OF_LIST.search(weight.name) for weight in experts)
+    return any(len(weight.shape) == MATRIX and not _EXPERT_OF_LIST.search(weight.name) for weight in experts)
 
 
 def _is_matrix(weight: Weight) -> bool:
-    return len(weight.shape) >= _MATRIX and not weight.name.endswith("bias")
+    return len(weight.shape) >= MATRIX and not weight.name.endswith("bias")
 
 
 def _elements(weights: Iterable[Weight]) -> int:
@@ -133,7 +133,7 @@ def _sort(weights: Sequence[Weight]) -> _Layers:
     shared, rest = _divide([weight for weight in weights if _is_matrix(weight)], _SHARED)
     attention, rest = _divide(rest, _ATTENTION)
     experts, rest = _divide(rest, _EXPERT)
-    products = tuple(weight for weight in rest if len(weight.shape) == _MATRIX)
+    products = tuple(weight for weight in rest if len(weight.shape) == MATRIX)
     return _Layers(
         attention=attention,
         outputs=tuple(w for w in attention if _OUTPUT.search(w.name) and not _ADAPTER.search(w.name)),
@@ -187,7 +187,7 @@ def _with_attention(model: Transformer, layers: _Layers, stated: StatedDimension
 def _find_experts(model: Transformer, layers: _Layers, stated: StatedDimensions) -> Experts | None:
     if not layers.experts:
         return None
-    stacked = [weight.shape[0] for weight in layers.experts if len(weight.shape) > _MATRIX]  # maybe this rank's alone
+    stacked = [weight.shape[0] for weight in layers.experts if len(weight.shape) > MATRIX]  # maybe this rank's alone
     routed = stated.experts or min([router.shape[0] for router in layers.routers] or stacked, default=0)
     if not routed or not stated.top_k or stated.top_k > routed:
         raise MissingInput(
@@ -209,7 +209,7 @@ def _instances(experts: Sequence[Weight], routed: int) -> int:
     """Experts of all layers together, as far as they are stored: one tensor may hold those of a layer."""
     by_name: Counter[str] = Counter()
     for weight in experts:
-        if len(weight.shape) > _MATRIX:
+        if len(weight.shape) > MATRIX:
             by_name[weight.name] += weight.count * weight.shape[0]
         else:
             by_name[weight.name] += weight.count * (1 if _EXPERT_OF_LIST.search(weight.name) else routed)

@@ -17,7 +17,7 @@ from perfscope.tables.products import Product
 
 BACKWARD = re.compile(r"_backward|Backward$|_bwd\b|::bwd$")
 FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
-_MATRIX, _STACK, _BATCH_OF_HEADS = 2, 3, 4
+MATRIX, _STACK, _BATCH_OF_HEADS = 2, 3, 4
 _NUMBER = re.compile(r"-?\d+")
 
 _Shape: TypeAlias = tuple[int, ...]
@@ -35,7 +35,7 @@ def _count_product(product: Product) -> int | None:
     if len(product.shapes) < skipped + 2:
         return None
     first, second = product.shapes[skipped : skipped + 2]
-    if len(first) < _MATRIX or len(second) < _MATRIX:
+    if len(first) < MATRIX or len(second) < MATRIX:
         return None
     batch = first[0] if len(first) == len(second) == _STACK else 1
     return 2 * batch * first[-2] * first[-1] * second[-1]
@@ -43,7 +43,7 @@ def _count_product(product: Product) -> int | None:
 
 def _count_function(product: Product) -> int | None:
     """A layer of Transformer Engine forward: its input and its weight of (outputs, inputs), in either order."""
-    matrices = (shape for shape in product.shapes if len(shape) >= _MATRIX)  # others are biases and weights of norms
+    matrices = (shape for shape in product.shapes if len(shape) >= MATRIX)  # others are biases and weights of norms
     first, second = (*matrices, (), ())[:2]
     if not first or first[-1:] != second[-1:]:
         return None
@@ -62,7 +62,7 @@ def _count_backward(product: Product) -> int | None:
 def _count_convolution(product: Product) -> int | None:
     """(image, weight, bias, stride, padding, dilation, transposed, ...)."""
     transposed = 6
-    if len(product.shapes) < _MATRIX or len(product.values) <= transposed:
+    if len(product.shapes) < MATRIX or len(product.values) <= transposed:
         return None
     image, weight = product.shapes[:2]
     if len(image) != len(weight) or len(image) < _STACK:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from perfscope.analyzers.tflops.operation_counts import TracedOperations
 from perfscope.models.hardware import Gpu
+from perfscope.report import NEGLIGIBLE
 from perfscope.result import Doc, Figures, figure
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
 from perfscope.wire.model import FP4_LAYERS
@@ -28,8 +29,6 @@ _BY_KERNELS = "the names of the kernels in the traces"
 _BY_OPERATORS = "the types of the operators' inputs in the traces"
 _SIXTEEN = ("bf16", "fp16")
 _FP32, _TF32 = "fp32", "tf32"
-#: Smaller shares are left out of the mixture where the GPU has no peak for them.
-_NEGLIGIBLE = 0.01
 
 
 class ProductPrecision(Figures, frozen=True):
@@ -85,7 +84,7 @@ def peak_of(gpu: Gpu, shares: Mapping[str, float]) -> float | None:
         return gpu.dense_tflops.get(next(iter(shares)))
     listed = {dtype: share for dtype, share in shares.items() if dtype in gpu.dense_tflops}
     covered = sum(listed.values())
-    if not covered or covered < 1 - _NEGLIGIBLE:
+    if not covered or covered < 1 - NEGLIGIBLE:
         return None
     return covered / sum(share / gpu.dense_tflops[dtype] for dtype, share in listed.items())
 
@@ -163,7 +162,7 @@ def _by_operators(
         total = sum(of_kernels.values())
         stated.update({dtype: of_float32 * weight / total for dtype, weight in of_kernels.items()})
     total_ns = sum(kernels.values())
-    if any(time > _NEGLIGIBLE * total_ns and dtype not in stated for dtype, time in kernels.items()):
+    if any(time > NEGLIGIBLE * total_ns and dtype not in stated for dtype, time in kernels.items()):
         return None
     return stated
 

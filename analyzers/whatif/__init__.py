@@ -19,7 +19,6 @@ from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.whatif.replay import JobTimes, Replayed, StepSpan
 from perfscope.analyzers.whatif.scenarios import (
-    LARGEST_ERROR,
     NOTHING,
     Outlook,
     apply_scenario,
@@ -31,7 +30,7 @@ from perfscope.analyzers.whatif.scenarios import (
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.measures.statistics import FEWEST_FOR_MEDIAN
-from perfscope.report import MOST_ROWS, Row, Section, percent
+from perfscope.report import MOST_ROWS, SMALLEST_CHANGE, Row, Section, percent
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
@@ -65,12 +64,9 @@ class PathPart(Figures, frozen=True):
         return self.time_ns / self.path_ns
 
 
-def find_critical_path(job: JobGraph, times: JobTimes, replayed: Replayed, span: StepSpan) -> tuple[PathPart, ...]:
-    """The critical path of the marked steps, the largest part first."""
-    return _Walk(job, times, replayed, span).run()
+class CriticalPath:
+    """The critical path of the marked steps of a replayed job."""
 
-
-class _Walk:
     def __init__(self, job: JobGraph, times: JobTimes, replayed: Replayed, span: StepSpan) -> None:
         self._job, self._times, self._replayed, self._span = job, times, replayed, span
         self._time_ns = span.end_ns
@@ -79,7 +75,8 @@ class _Walk:
         self._host_waits = [_sources(graph.host_call, graph.host_event) for graph in job.ranks]
         self._operation_of = {member: number for number, item in enumerate(job.operations) for member in item.members}
 
-    def run(self) -> tuple[PathPart, ...]:
+    def parts(self) -> tuple[PathPart, ...]:
+        """Its parts, the largest first."""
         position, event = self._span.last_rank, self._span.last_event
         while self._time_ns > self._span.start_ns:
             position, event = self._last_to_arrive(position, event)
@@ -193,6 +190,9 @@ class WhatIf(Result, frozen=True):
     undisturbed_step_us = InUnitIfKnown(
         "undisturbed_ns", NS_PER_US, "A step that nobody profiled; None where not known."
     )
+    measured_step_us = InUnit("measured.step_ns", NS_PER_US, "The median profiled step; of fewer than three the mean.")
+    replayed_step_us = InUnit("exact.step_ns", NS_PER_US, "The same, replayed with the measured durations.")
+    compared_step_us = InUnit("replayed.step_ns", NS_PER_US, "What scenarios are compared with, as ``replayed``.")
 
     TABLES = (
         Table(
@@ -219,21 +219,6 @@ class WhatIf(Result, frozen=True):
             ),
         ),
     )
-
-    @figure
-    def measured_step_us(self) -> float:
-        """The median profiled step; of fewer than three the mean."""
-        return self.measured.step_ns / NS_PER_US
-
-    @figure
-    def replayed_step_us(self) -> float:
-        """The same, replayed with the measured durations."""
-        return self.exact.step_ns / NS_PER_US
-
-    @figure
-    def compared_step_us(self) -> float:
-        """The replayed step that scenarios are compared with: without what the profiler costs the host."""
-        return self.replayed.step_ns / NS_PER_US
 
     @figure
     def steps(self) -> int:
@@ -276,7 +261,7 @@ class WhatIf(Result, frozen=True):
                 "was disturbed does not."
             )
         yield from self._describe_overhead(causes.get(HOST, 0.0) + causes.get(LAUNCH, 0.0))
-        if abs(self.replay_error) > LARGEST_ERROR:
+        if abs(self.replay_error) > SMALLEST_CHANGE:
             yield "That is too far for what saves less: the graph misses something that this job waited for."
         names: defaultdict[str, list[str]] = defaultdict(list)
         for outlook in self.scenarios:
@@ -349,6 +334,6 @@ def answer(
         overhead_ns=measured.overhead_ns,
         scenarios=tuple(outlooks),
         refused=tuple(refused),
-        critical_path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
+        critical_path=CriticalPath(measured.job, measured.times, measured.base, measured.replayed).parts(),
         notes=measured.job.notes,
     )

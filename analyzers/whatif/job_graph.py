@@ -69,7 +69,12 @@ def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
     _require_one_run(ranks, chosen)
     ordered = tuple(sorted(chosen, key=lambda graph: (graph.rank is None, graph.rank or 0, graph.path)))
     notes = [f"{len(ranks) - len(chosen)} traces of other windows are left out."] if len(chosen) < len(ranks) else []
-    notes += [note for graph in ordered for note in _describe_losses(graph)]
+    notes += [
+        f"{graph.path}: {graph.lost_events} launched kernels are missing: the profiler dropped events, and the replay "
+        "does without them."
+        for graph in ordered
+        if graph.lost_events
+    ]
     groups: dict[GroupKey, dict[int, int]] = defaultdict(dict)
     for position, graph in enumerate(ordered):
         for index, group in enumerate(graph.groups):
@@ -112,14 +117,6 @@ def _require_one_run(ranks: Sequence[RankGraph], chosen: Sequence[RankGraph]) ->
     if starts and max(starts) - min(starts) > _LONGEST_WINDOW_APART_NS:
         seconds = (max(starts) - min(starts)) / NS_PER_S
         raise MissingInput(f"the traces were recorded {seconds:.0f} s apart: they are of different runs")
-
-
-def _describe_losses(graph: RankGraph) -> Iterator[str]:
-    if graph.lost_events:
-        yield (
-            f"{graph.path}: {graph.lost_events} launched kernels are missing: the profiler dropped events, and the "
-            "replay does without them."
-        )
 
 
 def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, int]) -> Iterator[JointOperation]:

@@ -35,7 +35,6 @@ _LONGEST_LAG_NS = 8 * NS_PER_US
 #: A launch, and a call that waits, where the trace does not tell how long they take themselves.
 _USUAL_CALL_NS = 5 * NS_PER_US
 _LONGEST_LATENCY_NS = 20 * NS_PER_US
-_LATENCY_QUANTILE = 0.05
 
 
 class RankTimes(Struct, frozen=True, eq=False):
@@ -131,8 +130,8 @@ def _latency(graph: RankGraph) -> int:
     short_ns = latency_ns[(latency_ns > 0) & (latency_ns < _LONGEST_LATENCY_NS)]
     if not len(short_ns):
         return _USUAL_CALL_NS
-    rank = int(_LATENCY_QUANTILE * (len(short_ns) - 1))
-    return int(np.partition(short_ns, rank)[rank])  # np.quantile would first import the masked arrays
+    rank = (len(short_ns) - 1) // 20  # few are shorter; np.quantile would first import the masked arrays
+    return int(np.partition(short_ns, rank)[rank])
 
 
 def _lags(graph: RankGraph, latency_ns: int) -> Int64:

@@ -34,14 +34,12 @@ from perfscope.analyzers.whatif.replay import (
 )
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
-from perfscope.report import MOST_ROWS
+from perfscope.report import MOST_ROWS, SMALLEST_CHANGE
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.intervals import union
 from perfscope.tables.trace import ABSENT, Work
 
-#: A replay that is farther from the measured step misses something that the job waited for.
-LARGEST_ERROR = 0.02
 #: Between two calls the host keeps at least this share of its time, and loses no more than so much.
 _LEAST_KEPT = 0.4
 _MOST_OVERHEAD_NS = 100.0 * NS_PER_US
@@ -53,7 +51,13 @@ def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTime
     """Durations that give the step that nobody profiled, and what was taken off between two calls at most, in ns."""
 
     def take_off(overhead_ns: float) -> JobTimes:
-        return _with_gaps(times, lambda gap_ns: np.maximum(gap_ns - overhead_ns, _LEAST_KEPT * gap_ns))
+        kept = ((rank, np.maximum(rank.gap_ns - overhead_ns, _LEAST_KEPT * rank.gap_ns)) for rank in times.ranks)
+        return times.with_ranks(
+            [
+                replace(rank, gap_ns=np.where(rank.gap_ns > 0, np.rint(gap_ns), rank.gap_ns).astype(np.int64))
+                for rank, gap_ns in kept
+            ]
+        )
 
     step_ns, middle = step_of(times), 0.0
     if step_ns <= undisturbed_ns * (1 + NOTHING):
@@ -65,13 +69,6 @@ def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTime
         step_ns = step_of(take_off(middle))
         least, most = (middle, most) if step_ns > target_ns else (least, middle)
     return take_off(middle), middle
-
-
-def _with_gaps(times: JobTimes, change: Callable[[Int64], Float64]) -> JobTimes:
-    gaps = (np.where(rank.gap_ns > 0, np.rint(change(rank.gap_ns)), rank.gap_ns) for rank in times.ranks)
-    return times.with_ranks(
-        [replace(rank, gap_ns=gap_ns.astype(np.int64)) for rank, gap_ns in zip(times.ranks, gaps, strict=True)]
-    )
 
 
 class MeasuredJob(Struct, frozen=True):
@@ -428,14 +425,9 @@ def _speed_up(measured: MeasuredJob, chosen: Sequence[Bool], times_faster: float
     )
 
 
-#: Five kernels in a row that ran in the forward pass in the same order are no accident,
-_LENGTH = 5
-#: if three of them are different ones,
-_FEWEST_DIFFERENT = 3
-#: and if the whole part has two matrix products: what prepares gathered parameters repeats without any.
-_FEWEST_PRODUCTS = 2
-
-
+#: Five kernels in a row that ran in the forward pass in the same order are no accident, if three of them are different
+#: ones, and if the whole part has two matrix products: what prepares gathered parameters repeats without any.
+_LENGTH, _FEWEST_DIFFERENT, _FEWEST_PRODUCTS = 5, 3, 2
 _PRODUCT = re.compile(r"gemm|nvjet|cutlass|wgmma|xmma|Cijk_|wgrad|dgrad|implicit_convolve", re.IGNORECASE)
 
 
@@ -664,10 +656,7 @@ class Regain(Struct, frozen=True):
 
 
 class Fixes:
-    """Answers what fixes of one job regain, from the graphs of its traces.
-
-    ``undisturbed_ns`` is the time of a step that nobody profiled, where known: the host is taken as fast as there.
-    """
+    """Answers what fixes of one job regain, from the graphs of its traces; ``undisturbed_ns`` is as in ``prepare``."""
 
     def __init__(self, partials: Sequence[tuple[RankGraph, ...]], undisturbed_ns: float | None = None) -> None:
         self._graphs = [graph for partial in partials for graph in partial]
@@ -683,8 +672,8 @@ class Fixes:
     def regain(self, fix: str) -> Regain | None:
         """What a scenario such as ``communication-free=DP`` saves; None where the traces cannot answer it."""
         measured = self._measured
-        if measured is None or abs(measured.error) > LARGEST_ERROR:
-            return None
+        if measured is None or abs(measured.error) > SMALLEST_CHANGE:
+            return None  # it misses something that the job waited for
         try:
             outlook = apply_scenario(measured, *((_FREE_HOST, "") if fix == _FREE_HOST.name else parse_scenario(fix)))
         except (MissingInput, UsageError):

@@ -25,7 +25,7 @@ from msgspec import Struct
 from perfscope.constants import MANY_RANKS
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
-from perfscope.report import Cell, Report, Row, Section
+from perfscope.report import NEGLIGIBLE, Cell, Report, Row, Section
 
 #: What a note says of where all rows are, until they are written.
 ALL_ROWS = "All rows: `perfscope analyze ... --rows FOLDER` writes them."
@@ -38,13 +38,12 @@ QUANTILES = (
     ("smallest", 0.0), ("1 %", 0.01), ("10 %", 0.1), ("median", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("largest", 1.0),
 )  # fmt: skip
 _MEDIAN = dict(QUANTILES)["median"]
-#: An outlier is that many standard deviations from the median, and at least that share of the median.
+#: An outlier is that many standard deviations from the median, and at least a hundredth of the median.
 FAR = 8
-_LEAST_SHARE = 0.01
 #: How many outliers are shown, and how many groups: the farthest from the median.
 MOST_SHOWN = 16
 #: The standard deviation of a normal distribution over its median deviation, and over its mean one.
-_OVER_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
+DEVIATIONS_OF_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -186,8 +185,8 @@ def deviations(values: Floats) -> Floats:
     """How many standard deviations each value is from the median, by the median deviation; NaN where there is none."""
     median = np.nanmedian(values)
     distance = np.abs(values - median)
-    spread = _OVER_MEDIAN * np.nanmedian(distance) or _OVER_MEAN * np.nanmean(distance)
-    least = _LEAST_SHARE * abs(median) / FAR
+    spread = DEVIATIONS_OF_MEDIAN * np.nanmedian(distance) or _OVER_MEAN * np.nanmean(distance)
+    least = NEGLIGIBLE * abs(median) / FAR
     scale = max(float(spread), float(least))
     with np.errstate(over="ignore"):  # of numbers that are next to nothing
         return np.asarray(distance / scale if scale else np.zeros(len(values)), np.float64)

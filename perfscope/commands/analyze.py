@@ -27,13 +27,12 @@ from perfscope.commands.options import (
 from perfscope.engine.analysis_report import to_report, to_reports
 from perfscope.engine.execution import Execution, available_processors
 from perfscope.engine.places import FilePlaces, at_hand
-from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Analysis, Plan
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import shorten_warnings
+from perfscope.report import DEFAULT_DEPTH, shorten_warnings
 from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.runs.folder import is_folder_at
 from perfscope.sources.stores.location import is_url

@@ -94,7 +94,7 @@ def compare(
 
 def _exit_code(comparisons: Sequence[Comparison]) -> ExitCode:
     """A limit that is exceeded counts most, then a comparison that is refused, then damage."""
-    if any(verdict.is_exceeded for comparison in comparisons for verdict in comparison.limits):
+    if any(verdict.exceeded for comparison in comparisons for verdict in comparison.limits):
         return ExitCode.DIFFERENCE
     if any(comparison.is_refused for comparison in comparisons):
         return ExitCode.FAILED
@@ -109,5 +109,5 @@ def _notes(comparisons: Sequence[Comparison]) -> Iterator[str]:
             yield f"{describe_verdict(comparison)} (--anyway compares them per token)"
         name = shorten(comparison.b.name)
         for verdict in comparison.limits:
-            if verdict.is_exceeded is not False:
-                yield f"{name}: {verdict.limit.text}: {verdict.reason}"
+            if verdict.exceeded is not False:
+                yield f"{name}: {verdict.limit}: {verdict.reason}"

@@ -13,7 +13,7 @@ import typer
 
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError, UsageError
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import DEFAULT_GPUS, DEFAULT_SEQ_LEN, Checkpointing
 from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, lookup_gpu, resolve_family, suggest_gpus
 from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
 from perfscope.models.transformer import (
@@ -37,8 +37,6 @@ _of_model, _of_peak = (partial(typer.Option, rich_help_panel=panel) for panel in
 _FILE_SUFFIXES = (".json", ".log", ".out", ".txt")
 #: The name of a model that is made from its dimensions.
 UNNAMED = "the model"
-DEFAULT_SEQ_LEN = 1024
-DEFAULT_GPUS = 64
 DEFAULT_CHECKPOINTING = Checkpointing.FULL
 _REQUIRED = ("layers", "hidden", "heads", "vocab")
 _NEED_EXPERTS = ("top_k", "expert_ffn", "shared_ffn", "dense_layers")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from perfscope.tables.run import Run
 
 ENTRY_POINTS = "perfscope.analyzers"
-#: How many levels of a tree a result's tables show unless more are asked for.
-DEFAULT_DEPTH = 3
 
 #: What an analyzer keeps of one trace: any value that can be pickled. Only the analyzer's own module looks into it.
 Partial: TypeAlias = object

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Protocol, TypeVar
+
+
+class _OfRank(Protocol):
+    @property
+    def rank(self) -> int | None: ...
+
+
+_T = TypeVar("_T", bound=_OfRank)
+
+
+def in_order(ranks: Iterable[_T], *further: str) -> tuple[_T, ...]:
+    """Parts of a result by their rank, those without one last, and then by further fields."""
+    by = [attrgetter(name) for name in further]
+    return tuple(sorted(ranks, key=lambda part: (part.rank is None, part.rank or 0, *(get(part) for get in by))))
 
 
 def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:

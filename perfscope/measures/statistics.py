@@ -27,6 +27,8 @@ Values: TypeAlias = "Int64 | Float64 | MaskedInt64 | MaskedFloat64"
 
 #: The median of fewer may be one that was disturbed.
 FEWEST_FOR_MEDIAN = 3
+#: What a step takes beyond so many medians is a stall.
+STALL = 3
 #: Up to here the binomial is summed; beyond, the normal distribution gives the same ranks.
 _LARGEST_EXACT = 10_000
 

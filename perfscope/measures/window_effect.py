@@ -16,13 +16,12 @@ from typing import Annotated
 import numpy as np
 
 from perfscope.constants import NS_PER_S
+from perfscope.report import SMALLEST_CHANGE
 from perfscope.result import Doc, Figures, figure
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_count
 
-#: The smallest difference that matters, as a share of the median before the window.
-SMALLEST_EFFECT = 0.02
 #: Fewer steps before a window may all lie in one quiet spell of the machine: they blame no window.
 _FEWEST_TO_BLAME = 10
 #: Of a normal distribution: 99 % lie within.
@@ -86,10 +85,10 @@ def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) ->
     correlation = _correlate(values - with_drift @ np.linalg.pinv(with_drift) @ values)
     jump_low, jump, jump_high = _fit_last(values, with_drift, correlation)
     low, _, high = _fit_last(values, np.stack([level, is_after], axis=1), correlation)
-    if difference >= SMALLEST_EFFECT and low > 0:
-        is_jump = jump_low > 0 and jump >= SMALLEST_EFFECT / 2 and sides[0] >= _FEWEST_TO_BLAME
+    if difference >= SMALLEST_CHANGE and low > 0:
+        is_jump = jump_low > 0 and jump >= SMALLEST_CHANGE / 2 and sides[0] >= _FEWEST_TO_BLAME
         verdict = Effect.SLOWER if is_jump else Effect.DRIFT
-    elif difference <= -SMALLEST_EFFECT and high < 0:
+    elif difference <= -SMALLEST_CHANGE and high < 0:
         verdict = Effect.FASTER if jump_high < 0 else Effect.DRIFT
     else:
         verdict = Effect.NO_DIFFERENCE

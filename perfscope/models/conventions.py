@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+#: What BigScience's one-liner assumes of a benchmark (experiments/gpt2.md).
+DEFAULT_GPUS, DEFAULT_SEQ_LEN = 64, 1024
 FORWARD = 2
 FORWARD_AND_BACKWARD = 3 * FORWARD
 

@@ -14,6 +14,8 @@ from perfscope.schedules.operations import PassKind
 from perfscope.schedules.simulator import PassTimeline
 
 IDLE = "."
+#: Characters of a line of a drawing.
+COLUMNS = 100
 _DIGITS, _LETTERS, _WEIGHT = "0123456789", "abcdefghij", "w" * 10
 _FINE_LABELS = {PassKind.FORWARD: _DIGITS, PassKind.WEIGHT_GRADIENT: _WEIGHT}
 _COARSE_LABELS = {PassKind.FORWARD: "F", PassKind.WEIGHT_GRADIENT: "W"}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # slow to import, and no command needs it
 
 #: Of fewer steady-state steps there is no figure.
 FEWEST_STEPS = 5
+#: In so many first steps caches and buffers fill, and torch.compile sees every shape.
+FIRST_STEPS = 5
 #: A step is slow from so many medians on.
 SLOW = 1.5
 #: What ranks wait for besides the kinds of ``ProcessSpans``.

@@ -20,7 +20,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Row, Section, in_unit, percent, to_float
 from perfscope.schedules.catalog import ClosedForm, Schedule, require_possible
-from perfscope.schedules.drawing import draw_timeline, to_charts, to_text
+from perfscope.schedules.drawing import COLUMNS, draw_timeline, to_charts, to_text
 from perfscope.schedules.prediction import (
     SIMULATION_LIMIT,
     PassTimes,
@@ -38,7 +38,6 @@ from perfscope.units import format_seconds, parse_duration_ns
 
 SCHEMA = "perfscope/bubble/1"
 _DEFAULT_CHUNKS = 2
-_COLUMNS = 100
 _TIMES = "one time, or one for each stage: 10ms or 9ms,10ms,10ms,12ms"
 _option = partial(typer.Option, rich_help_panel="Bubble of a pipeline schedule, with --pp and without a model")
 
@@ -153,7 +152,7 @@ def predict_bubble(
     notes = (*_notes(setup, form, step, has_times=has_times), *_list_assumptions(bubble, setup.times))
     sections = [
         _summary(form, step, notes, has_times=has_times),
-        Section("Schedule", drawing=to_text(chart, _COLUMNS)),
+        Section("Schedule", drawing=to_text(chart, COLUMNS)),
         alternatives_section(alternatives),
     ]
     if target:

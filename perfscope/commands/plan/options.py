@@ -12,7 +12,6 @@ import typer
 from perfscope.analyzers.plan import Attention, Loss, OptimizerKind, StateBytes, StatePrecision, state_bytes_of
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
-    DEFAULT_SEQ_LEN,
     Dtype,
     PeakOptions,
     SequenceOptions,
@@ -20,7 +19,7 @@ from perfscope.commands.model import (
 from perfscope.commands.options import require_positive, spell_option
 from perfscope.constants import S_PER_DAY
 from perfscope.errors import UsageError
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import DEFAULT_SEQ_LEN, Checkpointing
 from perfscope.units import parse_tokens
 
 _duration, _layout, _memory, _steps = (

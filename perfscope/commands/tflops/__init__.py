@@ -10,8 +10,6 @@ import typer
 from perfscope.analyzers.tflops.comparison import Step
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
-    DEFAULT_GPUS,
-    DEFAULT_SEQ_LEN,
     ModelOptions,
     PeakOptions,
     SequenceOptions,
@@ -24,6 +22,7 @@ from perfscope.commands.options import FormatOption, expand_groups, outcome_of, 
 from perfscope.commands.tflops.lengths import parse_lengths
 from perfscope.commands.tflops.report import TflopsAnswer, to_report
 from perfscope.errors import ExitCode, UsageError
+from perfscope.models.conventions import DEFAULT_GPUS, DEFAULT_SEQ_LEN
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.units import parse_duration_ns

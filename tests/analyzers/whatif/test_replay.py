@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perfscope.analyzers.whatif import find_critical_path
+from perfscope.analyzers.whatif import CriticalPath
 from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.replay import JobReplay, measured_ends, measured_times, span_of_steps
 from perfscope.errors import MissingInput
@@ -44,7 +44,7 @@ def test_the_critical_path_adds_up_to_the_steps(seed: int) -> None:
     replayed = JobReplay(job).run(times)
     span = span_of_steps(job, replayed.end_ns)
     if span.end_ns > span.start_ns:
-        parts = find_critical_path(job, times, replayed, span)
+        parts = CriticalPath(job, times, replayed, span).parts()
         assert sum(part.time_ns for part in parts) == span.end_ns - span.start_ns
         assert all(part.time_ns > 0 for part in parts)
 
@@ -63,7 +63,7 @@ def test_the_critical_path_names_what_a_job_is_bound_by() -> None:
         times = measured_times(job)
         replayed = JobReplay(job).run(times)
         times_of: Counter[str] = Counter()
-        for part in find_critical_path(job, times, replayed, span_of_steps(job, replayed.end_ns)):
+        for part in CriticalPath(job, times, replayed, span_of_steps(job, replayed.end_ns)).parts():
             times_of[part.cause] += part.time_ns
         assert times_of.most_common(1)[0][0] == cause
 
