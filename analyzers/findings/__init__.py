@@ -18,7 +18,7 @@ from perfscope.analyzers.findings import communication, compute, host, loop
 from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Finding
 from perfscope.analyzers.findings.training import AnalyzerResults, StepPart, TracedRun
 from perfscope.constants import NS_PER_S, NS_PER_US, US_PER_MS
-from perfscope.report import MOST_ROWS, Section, percent
+from perfscope.report import MOST_ROWS, SMALLEST_CHANGE, Section, percent
 from perfscope.result import Result, ResultList
 from perfscope.units import format_ranges
 
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 RULES: tuple[Finder, ...] = tuple(
     sorted((*loop.RULES, *host.RULES, *communication.RULES, *compute.RULES), key=lambda rule: rule.is_rest)
 )
-#: A finding that regains a smaller share of a step is not worth a line.
-SMALLEST_SHARE = 0.02
-NOTHING = f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_SHARE):.0f} %."
+NOTHING = f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_CHANGE):.0f} %."
 NOTHING_RECORDED = "No step was profiled: nothing stands out in the record of every step, which says little of a step."
 
 
@@ -100,7 +98,7 @@ def rank_findings(training: TracedRun, rules: Iterable[Finder]) -> tuple[Finding
     step_us, base_us = training.step_us, training.base_us
     if not step_us or not base_us:
         return ()
-    least_us = SMALLEST_SHARE * base_us
+    least_us = SMALLEST_CHANGE * base_us
     steps = training.results.loop.steps if training.results.loop is not None else None
     found: list[tuple[Finder, Finding]] = []
     for rule in rules:

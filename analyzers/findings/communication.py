@@ -6,22 +6,14 @@ from fractions import Fraction
 from functools import partial
 from math import ceil
 
-from perfscope.analyzers.findings.finding import BY_CHANCE, Basis, Fault, Finder, Proof, fact
+from perfscope.analyzers.findings.finding import NEARLY_ALL, Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
-    DDP,
-    DEEPSPEED,
-    FSDP,
-    LIGHTNING,
-    MEGATRON,
-    TORCH,
-    TRAINER,
     Stages,
     StepPart,
     TracedRun,
     numbered,
-    offer,
 )
-from perfscope.analyzers.stragglers.lateness import LateCause
+from perfscope.analyzers.stragglers.lateness import BY_CHANCE, LateCause
 from perfscope.analyzers.stragglers.traces import Why
 from perfscope.constants import MEGA, NS_PER_US, US_PER_MS, US_PER_S
 from perfscope.report import percent
@@ -32,8 +24,6 @@ _GLOO = "gloo:all_reduce"
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
 _SMALL_BYTES = MEGA
 _MOST_SMALL = 16
-#: Of a reduction that is made more often than needed, counted by its bytes or its calls.
-_NEARLY_ALL = 0.75
 #: Axes whose communication is no transfer between stages.
 _BESIDE_STAGES = ("DP", "TP", "CP", "EP")
 
@@ -58,8 +48,6 @@ _SLOW = {
 }
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
-#: Stages whose times differ by less are equal.
-_LEAST_DIFFERENCE = 0.05
 #: Schedules of which others have a smaller bubble with the same micro-batches; one that was not recognised is none.
 _PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 
@@ -90,7 +78,7 @@ def find_repeated_reductions(training: TracedRun) -> Fault | None:
     else:
         calls, pointers = _host_reductions(training)
         times = calls / max(round(ddp.gradient_bytes / (ddp.bucket_bytes or ddp.gradient_bytes)), 1)
-    if times < _NEARLY_ALL * micro_batches:
+    if times < NEARLY_ALL * micro_batches:
         return None
     saved = (micro_batches - 1) / micro_batches
     cost_us = saved * rank.communication
@@ -99,14 +87,7 @@ def find_repeated_reductions(training: TracedRun) -> Fault | None:
         f"step, which has {micro_batches} micro-batches.",
         ("/results/setup/ranks/0/ddp/gradient_bytes", "/results/steps/micro_batches", *pointers),
     )
-    advice = "Accumulate without reducing: " + training.option(
-        {
-            TRAINER: "`gradient_accumulation_steps` of TrainingArguments in place of a loop.",
-            LIGHTNING: "`accumulate_grad_batches` of the Trainer.",
-            TORCH: "`with model.no_sync():` around all micro-batches but the last (Accelerate: "
-            "`accelerator.accumulate`).",
-        }
-    )
+    advice = training.advise("no_sync")
     return Fault(
         cost_us, (cost_us, cost_us), (), (evidence,), advice,
         scenario="communication-free", scenario_part=saved, is_counted=True,
@@ -141,16 +122,7 @@ def find_small_collectives(training: TracedRun) -> Fault | None:
     if bucket is not None:
         text = f"DDP's buckets hold {bucket / MEGA:.2f} MB at most."
         evidence.append(fact(text, "/setup/ranks/0/ddp", "bucket_bytes"))
-    advice = "Reduce many gradients at once: " + training.option(
-        {
-            TRAINER: "a larger `ddp_bucket_cap_mb` of TrainingArguments.",
-            DEEPSPEED: "a larger `reduce_bucket_size` and `allgather_bucket_size` in `zero_optimization`.",
-            MEGATRON: "a larger `--ddp-bucket-size`.",
-            DDP: "a larger `bucket_cap_mb` of DistributedDataParallel; its default is 25.",
-            FSDP: "`fully_shard` on whole blocks, and not on each layer.",
-            TORCH: "DistributedDataParallel, or one flat tensor for all gradients.",
-        }
-    )
+    advice = training.advise("small_collectives")
     cost_us = share * rank.communication
     return Fault(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Basis.BOUND)
 
@@ -182,7 +154,10 @@ def find_exposed_communication(training: TracedRun) -> Fault | None:
             (f"/results{row}/exposed_us", f"/results{rank.pointer}/exposed_communication_us"),
         )
     ]
-    advice = f"Try {_overlap_advice(training, name)}"
+    engine = training.setup.engine if training.setup is not None else {}
+    in_deepspeed = "" if engine.get("zero_optimization.overlap_comm") is True else '`"overlap_comm": true` and '
+    about = f"exposed_communication{'_of_tp' if name == 'TP' else ''}"
+    advice = f"Try {training.advise(about, overlap=in_deepspeed)}"
     if cost_us > rank.compute:
         text = f"A step computes {rank.compute / US_PER_MS:.2f} ms, which cannot hide all of it."
         evidence.append(fact(text, rank.pointer, "compute_us"))
@@ -191,36 +166,6 @@ def find_exposed_communication(training: TracedRun) -> Fault | None:
         cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, Basis.BOUND,
         scenario="perfect-overlap", is_counted=True,
     )  # fmt: skip
-
-
-def _overlap_advice(training: TracedRun, axis: str) -> str:
-    has = training.has_option
-    if axis == "TP":
-        return training.option(
-            {
-                MEGATRON: offer(
-                    ("`--sequence-parallel`", has("--sequence-parallel")),
-                    ("`--tp-comm-overlap`", has("--tp-comm-overlap")),
-                    ("a smaller tensor-parallel group.", False),
-                ),
-                TORCH: "a smaller tensor-parallel group, or asynchronous tensor parallelism.",
-            }
-        )
-    return training.option(
-        {
-            DEEPSPEED: ("" if training.zero("overlap_comm") is True else '`"overlap_comm": true` and ')
-            + "larger buckets in `zero_optimization`; with stage 3 a larger `stage3_prefetch_bucket_size`.",
-            MEGATRON: offer(
-                ("`--overlap-grad-reduce`", has("--overlap-grad-reduce")),
-                ("`--overlap-param-gather` with `--use-distributed-optimizer`", has("--overlap-param-gather")),
-                ("a larger `--global-batch-size`.", False),
-            ),
-            FSDP: "`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` (FSDP 1: "
-            "`forward_prefetch=True`, `BackwardPrefetch.BACKWARD_PRE`), or `reshard_after_forward=False`.",
-            DDP: "a smaller `bucket_cap_mb` for the last buckets, `gradient_as_bucket_view=True`, or a larger batch.",
-            TORCH: "DistributedDataParallel, which reduces gradients while the backward pass goes on.",
-        }
-    )
 
 
 def find_straggler(training: TracedRun, why: Why) -> Fault | None:
@@ -251,16 +196,13 @@ def _find_straggler(training: TracedRun) -> tuple[Why, Fault] | None:
     evidence = fact(
         f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler}{detail}.", row, "caused_wait_us"
     )
-    return why, Fault(
-        cost_us, (0.0, cost_us), (straggler,), (evidence,), _straggler_advice(training, why),
-        scenario=_SCENARIOS.get(why, "").format(straggler),
-        title=_title(why, straggler, cost_us), place=_find_late_line(training, straggler) if why is Why.HOST else None,
-    )  # fmt: skip
-
-
-def _find_late_line(training: TracedRun, rank: int) -> str | None:
     late = training.results.late_ranks.late if training.results.late_ranks is not None else ()
-    return next((entry.line for entry in late if entry.rank == rank), None)
+    line = next((entry.line for entry in late if entry.rank == straggler), None)
+    return why, Fault(
+        cost_us, (0.0, cost_us), (straggler,), (evidence,), training.advise(f"straggler_{why}"),
+        scenario=_SCENARIOS.get(why, "").format(straggler),
+        title=_title(why, straggler, cost_us), place=line if why is Why.HOST else None,
+    )  # fmt: skip
 
 
 def _title(why: Why, rank: int, cost_us: float) -> str:
@@ -290,34 +232,16 @@ def _find_late_host(training: TracedRun) -> tuple[Why, Fault] | None:
         "cost_ns",
     )
     return why, Fault(
-        cost_us, (0.0, cost_us), (rank,), (evidence,), _straggler_advice(training, why), is_of_all_steps=True,
+        cost_us, (0.0, cost_us), (rank,), (evidence,), training.advise(f"straggler_{why}"), is_of_all_steps=True,
         title=_title(why, rank, cost_us), place=worst.line,
     )  # fmt: skip
 
 
 def _by_replay(training: TracedRun, straggler: int, cost_us: float) -> Why:
-    saved_us = {}
-    for why in (Why.HOST, Why.DEVICE):
-        answer = training.regain(_SCENARIOS[why].format(straggler))
-        if answer is not None:
-            saved_us[why] = answer.saved_ns / NS_PER_US
+    answers = ((why, training.regain(_SCENARIOS[why].format(straggler))) for why in (Why.HOST, Why.DEVICE))
+    saved_us = {why: answer.saved_ns / NS_PER_US for why, answer in answers if answer is not None}
     best = max(saved_us, key=lambda why: saved_us[why], default=Why.UNKNOWN)
     return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else Why.UNKNOWN
-
-
-def _straggler_advice(training: TracedRun, why: Why) -> str:
-    if why is Why.HOST:
-        return "Look at what this rank's process does besides (logging, evaluation, saves), its cores and their load."
-    if why is Why.DEVICE:
-        return "Look at this GPU's clock and temperature in the sections on GPUs; try another one in its place."
-    if why is Why.WORK:
-        return "Give all ranks equal work: " + training.option(
-            {
-                MEGATRON: "samples of equal length, or `--use-packed-sequences`.",
-                TORCH: "a sampler that balances lengths over ranks, and equal batches.",
-            }
-        )
-    return "The trace does not show why; compare its links with `nvidia-smi topo -m` and `nccl-tests`."
 
 
 def find_uneven_stages(training: TracedRun) -> Fault | None:
@@ -326,8 +250,8 @@ def find_uneven_stages(training: TracedRun) -> Fault | None:
     if pipeline is None or len(pipeline.stages) <= 1 or not pipeline.imbalance_share:
         return None
     # Where the devices of all stages work equally long, passes are longer by their hosts.
-    is_even_on_devices = training.traced_pipeline is not None and _excess(training.traced_pipeline) < _LEAST_DIFFERENCE
-    if _excess(pipeline) < _LEAST_DIFFERENCE or is_even_on_devices:
+    is_even_on_devices = training.traced_pipeline is not None and _excess(training.traced_pipeline) < BY_CHANCE
+    if _excess(pipeline) < BY_CHANCE or is_even_on_devices:
         return None
     cost_us = pipeline.imbalance_share * pipeline.section_us
     useful_us = [us for _, us in pipeline.stages]
@@ -341,14 +265,8 @@ def find_uneven_stages(training: TracedRun) -> Fault | None:
             f"/results{pipeline.pointer}/imbalance_fraction_of_total",
         ),
     )
-    advice = f"Move {percent(moved):.0f} % of the layers of stage {slowest} to stage {fastest}: " + training.option(
-        {
-            MEGATRON: "`--pipeline-model-parallel-layout`, or `--decoder-first-pipeline-num-layers` and "
-            "`--decoder-last-pipeline-num-layers`.",
-            DEEPSPEED: "`PipelineModule(partition_method=...)`: `parameters`, or `type:` with other bounds.",
-            TORCH: "the layers that each `PipelineStage` gets.",
-        }
-    )
+    advice = f"Move {percent(moved):.0f} % of the layers of stage {slowest} to stage {fastest}: "
+    advice += training.advise("uneven_stages")
     return Fault(cost_us, (cost_us, cost_us), pipeline.stages[slowest][0], (evidence,), advice)
 
 
@@ -374,23 +292,8 @@ def find_large_bubble(training: TracedRun) -> Fault | None:
         "schedule_fraction_of_total microbatches p",
     )
     is_plain, is_interleaved = pipeline.schedule in _PLAIN, pipeline.schedule == Schedule.INTERLEAVED
-    advice = f"{doubled} micro-batches halve it: " + training.option(
-        {
-            MEGATRON: offer(
-                ("a smaller `--micro-batch-size`", False),
-                ("`--num-layers-per-virtual-pipeline-stage` (interleaving)", not is_plain),
-                ("fewer `--num-layers-per-virtual-pipeline-stage`", not is_interleaved),
-            )
-            + ".",
-            DEEPSPEED: "`gradient_accumulation_steps`, with a smaller `train_micro_batch_size_per_gpu`.",
-            TORCH: offer(
-                ("`n_microbatches` of the schedule", False),
-                ("`ScheduleInterleaved1F1B`", not is_plain),
-                ("`ScheduleInterleavedZeroBubble`", not is_interleaved),
-            )
-            + ".",
-        }
-    )
+    in_use = "" if is_plain else "not plain", "" if is_interleaved else "not interleaved"
+    advice = f"{doubled} micro-batches halve it: {training.advise('large_bubble', *in_use)}."
     return Fault(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)
 
 

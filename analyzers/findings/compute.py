@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 
-from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Proof, fact
+from perfscope.analyzers.findings.finding import NOTABLE, Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
-    DEEPSPEED,
-    LIGHTNING,
-    MEGATRON,
     POWER_CAP,
-    TORCH,
-    TRAINER,
     StepPart,
     TracedRun,
     numbered,
-    offer,
 )
 from perfscope.constants import GB, US_PER_MS
 from perfscope.models.conventions import Checkpointing
 from perfscope.report import percent
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, is_fused_attention, product_precision
 
-#: A smaller share is no fault: pads of a short last batch, throttled steps, memory that is free or holds no tensor.
-_NOTABLE = 0.1
 #: A softmax that is no part of a cross entropy, as torch's kernels state it: the fifth argument of their templates.
 _SOFTMAX = re.compile(
     r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
@@ -33,15 +25,9 @@ _ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
 _MASK = "masked_fill"
 #: Positions by positions, of each head of each sample.
 _MATRICES = re.compile(r"\w+ \d+x\d+x(\d{3,})x\1(?:,|$)")
-#: Besides its softmax and mask, attention that writes its matrix scales, copies and multiplies it.
-_WHOLE_ATTENTION = 4.0
 #: At least this share of the time of fp32 products goes on GPUs whose tensor cores are 7 to 15 times faster.
 _SLOW_PRODUCTS, _FASTEST_PRODUCTS = 0.75, 0.9
 _TENSOR_CORES = re.compile(r"\b(?:V100|T4|A\d+|L4|L40S?|H\d+|GH200|B\d+|GB\d+|RTX)\b")
-#: What one pass over parameters, gradients and states saves of an optimizer that makes a pass an operation.
-_PASSES = 0.55
-#: More memory than this is free where a change may take more of it.
-_FREE = 0.5
 _LEAST_RECOMPUTED, _MOST_RECOMPUTED = 1 / 8, 1 / 4
 _NORM = re.compile(r"norm\d*$|ln_?(?:\d+|f)$")
 #: A norm by one operator launches one kernel forward, two or three backward, and maybe a sum of gradients.
@@ -57,7 +43,7 @@ def find_padding(training: TracedRun) -> Fault | None:
         if rank.padding is not None and rank.padding.positions
     ]
     row, padding = max(padded, key=lambda entry: entry[1].padded / entry[1].positions, default=("", None))
-    if padding is None or padding.padded < _NOTABLE * padding.positions:
+    if padding is None or padding.padded < NOTABLE * padding.positions:
         return None
     share = padding.padded / padding.positions
     evidence = fact(
@@ -65,13 +51,7 @@ def find_padding(training: TracedRun) -> Fault | None:
         f"{row}/padding",
         "padded positions",
     )
-    advice = "Try " + training.option(
-        {
-            TRAINER: "`train_sampling_strategy='group_by_length'` of TrainingArguments (`group_by_length=True` before "
-            "version 5), and a collator that pads to the longest sample.",
-            TORCH: "to put samples of similar length into a batch, or to pack several into one sequence.",
-        }
-    )
+    advice = training.advise("padding")
     cost_us = share * training.compute_us
     return Fault(cost_us, (cost_us / 2, cost_us), (), (evidence,), advice, Basis.BOUND)
 
@@ -89,7 +69,8 @@ def find_unfused_optimizer(training: TracedRun) -> Fault | None:
         return None
     # The profiler slows the host, so that gaps are longer than they would be.
     waits_us = next((rank.waits_for_host for rank in training.ranks if rank.rank == step.rank), 0.0)
-    low_us, idle_us = _PASSES * step.device_us, min(step.idle_us, waits_us)
+    # One pass over parameters, gradients and states saves more than half of one that makes a pass an operation.
+    low_us, idle_us = 0.55 * step.device_us, min(step.idle_us, waits_us)
     evidence = fact(
         f"{step.name} launches {step.kernels:.0f} kernels a step ({step.way}), which take "
         f"{step.device_us / US_PER_MS:.2f} ms, with gaps of {idle_us / US_PER_MS:.2f} ms.",
@@ -100,21 +81,14 @@ def find_unfused_optimizer(training: TracedRun) -> Fault | None:
         foreach = "" if step.way == "foreach" else ", or `foreach=True`"
         advice = f"{step.name} has no option `fused`; try `torch.compile` of its `step`{foreach}."
     else:
-        advice = "Try " + training.option(
-            {
-                TRAINER: '`optim="adamw_torch_fused"` of TrainingArguments.',
-                DEEPSPEED: '`"torch_adam": false` in the optimizer\'s `params`, which takes FusedAdam.',
-                TORCH: f"`torch.optim.{step.name}(..., fused=True)`.",
-            }
-        )
+        advice = training.advise("unfused_optimizer", name=step.name)
     cost_us = low_us + idle_us
     return Fault(cost_us, (low_us, cost_us), (), (evidence,), advice, basis=Basis.BOUND)
 
 
 def find_fp32_products(training: TracedRun) -> Fault | None:
     """Matrix products in fp32 without tensor cores, by the names of their kernels."""
-    gpus = training.results.gpus
-    if gpus is not None and gpus.gpus and not _TENSOR_CORES.search(gpus.gpus[0].name):
+    if training.gpus and not _TENSOR_CORES.search(training.gpus[0][1].name):
         return None
     kernels = training.kernels("compute")
     precisions = {product_precision(kernel.name) for _, kernel in kernels}
@@ -131,21 +105,8 @@ def find_fp32_products(training: TracedRun) -> Fault | None:
         f"A step multiplies in fp32 for {product_us / US_PER_MS:.2f} ms, without tensor cores.",
         tuple(f"/results{row}/total_us" for row, _ in products[:3]),
     )
-    tf32 = '`torch.set_float32_matmul_precision("high")` (TF32).'
-    if precisions & {"bf16", "fp16", SIXTEEN_BIT}:
-        advice = "The other products are in 16 bits already; for these try " + training.option(
-            {TRAINER: "`tf32=True` of TrainingArguments.", TORCH: tf32}
-        )
-    else:
-        advice = "Try " + training.option(
-            {
-                TRAINER: "`bf16=True`, or `tf32=True`, of TrainingArguments.",
-                LIGHTNING: f'`precision="bf16-mixed"` of the Trainer, or {tf32}',
-                DEEPSPEED: '`"bf16": {"enabled": true}`.',
-                MEGATRON: "`--bf16`.",
-                TORCH: f'`torch.autocast("cuda", torch.bfloat16)`, or {tf32}',
-            }
-        )
+    is_mixed = bool(precisions & {"bf16", "fp16", SIXTEEN_BIT})
+    advice = training.advise("fp32_products_beside_16_bits" if is_mixed else "fp32_products")
     interval = _SLOW_PRODUCTS * product_us, _FASTEST_PRODUCTS * product_us
     return Fault(interval[0], interval, (), (evidence,), advice, basis=Basis.BOUND)
 
@@ -167,7 +128,7 @@ def find_eager_attention(training: TracedRun) -> Fault | None:
         return None  # of a router, or of another loss: attention itself is fused already
     masks = training.kernels("compute", _MASK)
     least_us = softmax_us + training.kernel_us(masks)
-    most_us = max(_WHOLE_ATTENTION * softmax_us, least_us)
+    most_us = max(4 * softmax_us, least_us)  # scaling, a copy and a product go over the matrix, too
     evidence = [
         Proof(
             f"Softmax and masks of attention take {least_us / US_PER_MS:.2f} ms of a step in kernels of their own.",
@@ -179,13 +140,7 @@ def find_eager_attention(training: TracedRun) -> Fault | None:
         least_us = most_us = max(sum(operator.device_us for _, operator in written), least_us)
         text = f"All operators that read or write the matrix of each head take {most_us / US_PER_MS:.2f} ms."
         evidence.append(Proof(text, tuple(f"/results{row}/device_us" for row, _ in written)))
-    advice = "Try " + training.option(
-        {
-            TRAINER: '`attn_implementation="sdpa"` or `"flash_attention_2"` in `from_pretrained`.',
-            MEGATRON: "`--attention-backend flash` or `--use-flash-attn`.",
-            TORCH: "`torch.nn.functional.scaled_dot_product_attention`, with `is_causal=True` in place of a mask.",
-        }
-    )
+    advice = training.advise("eager_attention")
     cost_us = (least_us + most_us) / 2
     return Fault(cost_us, (least_us, most_us), (), tuple(evidence), advice, Basis.BOUND)
 
@@ -212,17 +167,7 @@ def find_unfused_norms(training: TracedRun) -> Fault | None:
         row,
         "path self_kernels self_us",
     )
-    advice = "Try " + training.option(
-        {
-            TRAINER: "`use_liger_kernel=True` of TrainingArguments.",
-            MEGATRON: "`--transformer-impl transformer_engine`.",
-            TORCH: offer(
-                ("`torch.nn.functional.rms_norm` or `layer_norm`", False),
-                ("`torch.compile` of the norm", training.is_compiled),
-            )
-            + ".",
-        }
-    )
+    advice = f"{training.advise('unfused_norm', *training.in_use)}."
     of_rank = () if rank.rank is None else (rank.rank,)
     return Fault(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Basis.BOUND)
 
@@ -236,26 +181,15 @@ def find_recomputation(training: TracedRun) -> Fault | None:
         for row, rank in numbered("/operations/ranks", operations.ranks if operations is not None else ())
     ]
     row, share, checkpointing = max(shares, key=lambda entry: entry[1], default=("", 0.0, None))
-    if not share or used is None or used[0] > 1 - _FREE:
+    if not share or used is None or 2 * used[0] > 1:
         return None
-    is_selective = checkpointing == Checkpointing.SELECTIVE
     low, high = (part * share * training.compute_us for part in (_LEAST_RECOMPUTED, _MOST_RECOMPUTED))
     text = f"{percent(share):.0f} % of the forward pass's products run again in the backward pass."
     evidence = (
         fact(text, row, "recomputed_share"),
         Proof(f"{percent(1 - used[0]):.0f} % of the GPU's memory is never used by tensors.", used[1]),
     )
-    advice = "Recompute fewer layers, as far as memory allows: " + training.option(
-        {
-            TRAINER: "`gradient_checkpointing=False` of TrainingArguments.",
-            MEGATRON: "no `--recompute-granularity`."
-            if is_selective
-            else "`--recompute-granularity selective`, or a smaller `--recompute-num-layers`.",
-            TORCH: "a policy that saves more of the operations, or no `torch.utils.checkpoint.checkpoint`."
-            if is_selective
-            else "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
-        }
-    )
+    advice = training.advise(f"recomputation_{'selective' if checkpointing == Checkpointing.SELECTIVE else 'full'}")
     return Fault((low + high) / 2, (low, high), (), evidence, advice, Basis.BOUND)
 
 
@@ -267,16 +201,15 @@ def find_throttling(training: TracedRun) -> Fault | None:
     throttling = training.results.throttling
     causes: list[Fault] = []
     for row, entry in numbered("/throttling", throttling.gpus if throttling is not None else ()):
-        found = training.gpu_of(entry.uuid)
-        if found is None:
+        place, gpu = next((found for found in training.gpus if found[1].uuid == entry.uuid), ("", None))
+        if gpu is None:
             continue
-        place, gpu = found
         limit_w, own_w, highest = gpu.power_limit_w or 0.0, gpu.power_limit_default_w or 0.0, gpu.sm_clock_max_mhz
         is_limited = bool(limit_w) and limit_w < own_w
         reasons = [
             (cause, cause_row)
             for cause_row, cause in numbered(f"{row}/causes", entry.causes)
-            if len(cause.steps) >= _NOTABLE * entry.known_steps and (cause.cause != POWER_CAP or is_limited)
+            if len(cause.steps) >= NOTABLE * entry.known_steps and (cause.cause != POWER_CAP or is_limited)
         ]
         if not reasons or not entry.hit_mhz or not highest or entry.hit_mhz >= highest:
             continue
@@ -293,8 +226,8 @@ def find_throttling(training: TracedRun) -> Fault | None:
         )
         advice = "Look at the machine's cooling and power supply: `nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE`."
         if is_limited:
-            own = f"the GPU's own {own_w:.0f} W: try `nvidia-smi -pl {own_w:.0f}`"
-            advice = f"The power limit is {limit_w:.0f} W, and {own}."
+            own = f"{own_w:.0f} W: try `nvidia-smi -pl {own_w:.0f}`"
+            advice = f"The power limit is {limit_w:.0f} W, and the GPU's own {own}."
         causes.append(Fault(cost_us, (0.0, cost_us), entry.ranks, (evidence,), advice, Basis.BOUND))
     return max(causes, key=lambda cause: cause.cost_us, default=None)
 
@@ -308,9 +241,9 @@ def find_full_memory(training: TracedRun) -> Fault | None:
         if peak.device_bytes
     ]
     share, row, peak = max(used, key=lambda entry: entry[0], default=(0.0, "", None))
-    if peak is None or share <= 1 - _NOTABLE:
+    if peak is None or share <= 1 - NOTABLE:
         return None
-    if peak.unused_bytes >= _NOTABLE * (peak.device_bytes or 0):
+    if peak.unused_bytes >= NOTABLE * (peak.device_bytes or 0):
         saved = peak.unused_bytes
         evidence = [
             fact(
@@ -320,8 +253,7 @@ def find_full_memory(training: TracedRun) -> Fault | None:
                 "reserved_bytes unused_bytes device_bytes",
             )
         ]
-        segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", training.has_expandable_segments
-        advice = f"Try {offer(segments, ('inputs of fewer lengths.', False))}"
+        advice = f"Try {training.advise('fragmented_memory', *training.in_use)}"
     elif peak.savings:
         saving = peak.savings[0]
         saved, whole = round(saving.saved_bytes), (peak.device_bytes or 0) / GB
@@ -336,9 +268,7 @@ def find_full_memory(training: TracedRun) -> Fault | None:
     else:
         return None
     of_rank = () if peak.rank is None else (peak.rank,)
-    return Fault(
-        0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Basis.BOUND, saved_bytes=saved
-    )  # fmt: skip
+    return Fault(0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Basis.BOUND, saved_bytes=saved)
 
 
 RULES = (

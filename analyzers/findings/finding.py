@@ -14,8 +14,10 @@ from perfscope.report import percent
 from perfscope.result import Doc, Figures, figure
 from perfscope.units import format_seconds
 
-#: Without a rhythm steps pause, or a rank is late, by chance for up to this share, on a host that others use, too.
-BY_CHANCE = 0.05
+#: A smaller share is no fault: pads of a short last batch, throttled steps, memory that is free, a line seldom seen.
+NOTABLE = 0.1
+#: A cause explains most where it is nearly all of it.
+NEARLY_ALL = 0.75
 
 
 class Basis(StrEnum):

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.findings.finding import Basis, Fault, Finder, Proof, fact
+from perfscope.analyzers.findings.finding import NEARLY_ALL, NOTABLE, Basis, Fault, Finder, Proof, fact
 from perfscope.analyzers.findings.training import (
-    DEEPSPEED,
     LAUNCHING,
-    LIGHTNING,
-    MEGATRON,
     NOT_SHOWN,
     OUTSIDE_OPERATORS,
-    TORCH,
-    TRAINER,
     MeanStep,
     StepPart,
     TracedRun,
     numbered,
-    offer,
 )
 from perfscope.constants import MEGA, NS_PER_US, US_PER_MS, US_PER_S
+from perfscope.report import MOST_NAMED
 
 if TYPE_CHECKING:
     from perfscope.analyzers.calls import Caller
     from perfscope.analyzers.loop import SeenLine
 
-#: A rank on which something takes less than this share of the longest time is not named.
-_ALSO = 0.5
 _PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
 #: Python that every loop has between its operators, as a share of a step; and what a thread that sleeps there has.
 _USUAL_PYTHON, _LEAST_SLEEP = 0.4, 0.1
-#: A thread sleeps in a pause where it does for so much of it.
-_NEARLY_ALL = 0.8
-_MOST_NAMED = 3
-#: A line where the training thread is seen less often explains no pause.
-_BUSY_LINE = 0.1
 _FRAMEWORKS = ("torch", "deepspeed", "megatron", "transformers", "accelerate", "lightning", "pytorch_lightning")
 
 
@@ -53,7 +41,7 @@ def find_slow_loading(training: TracedRun) -> Fault | None:
     cost_us, pointer = waits.get(slowest, (0.0, ""))
     if not cost_us:
         return None
-    slow = sorted(rank for rank in waits if rank is not None and waits[rank][0] >= _ALSO * cost_us)
+    slow = sorted(rank for rank in waits if rank is not None and 2 * waits[rank][0] >= cost_us)
     others = " The other ranks wait for these." if len(slow) < len(waits) else ""
     evidence = [fact(f"A step waits {cost_us / US_PER_MS:.2f} ms for the data loader.{others}", pointer)]
     loader = next(iter(training.setup.loaders), None) if training.setup is not None else None
@@ -68,14 +56,11 @@ def find_slow_loading(training: TracedRun) -> Fault | None:
         high_us = max((means.data_wait_high_s or 0.0) * US_PER_S, cost_us)
     now = f" (now {loader.workers})" if loader is not None and loader.workers else ""
     is_persistent = loader is not None and loader.persistent
-    advice = "Try " + training.option(
-        {
-            TRAINER: f"`dataloader_num_workers`{now} and `dataloader_prefetch_factor` of TrainingArguments.",
-            MEGATRON: f"a larger `--num-workers`{now}.",
-            LIGHTNING: f"more `num_workers`{now}{'' if is_persistent else ' and `persistent_workers=True`'} in the "
-            "DataLoader.",
-            TORCH: f"`DataLoader(num_workers=N{now}{'' if is_persistent else ', persistent_workers=True'})`.",
-        }
+    advice = training.advise(
+        "slow_data_loading",
+        now=now,
+        persistent="" if is_persistent else ", persistent_workers=True",
+        and_persistent="" if is_persistent else " and `persistent_workers=True`",
     )
     return Fault(
         cost_us, (low_us, high_us), tuple(slow), tuple(evidence), advice,
@@ -98,15 +83,8 @@ def find_unpinned_copies(training: TracedRun) -> Fault | None:
         "bytes blocked_us",
     )
     loaders = training.setup.loaders if training.setup is not None else ()
-    if loaders and all(loader.pin_memory for loader in loaders):
-        advice = "Batches are pinned; try `tensor.pin_memory().to(device, non_blocking=True)` on what else is copied."
-    else:
-        advice = "Try " + training.option(
-            {
-                TRAINER: "`dataloader_pin_memory=True` of TrainingArguments.",
-                TORCH: "`DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.",
-            }
-        )
+    is_pinned = bool(loaders) and all(loader.pin_memory for loader in loaders)
+    advice = training.advise(f"unpinned_copies{'_beside_pinned_batches' if is_pinned else ''}")
     interval = min(copied_us, pageable.regained_us), pageable.regained_us + copied_us
     of_rank = () if rank.rank is None else (rank.rank,)
     cost_us = max(pageable.regained_us, copied_us)
@@ -134,18 +112,7 @@ def find_garbage_collection(training: TracedRun) -> Fault | None:
     else:
         return None
     is_off = training.setup is not None and training.setup.collects_garbage is False
-    advice = "Try " + training.option(
-        {
-            MEGATRON: "a larger `--manual-gc-interval`.",
-            TORCH: "`gc.collect(1)` in place of full collections, or fewer of them.",
-        }
-        if is_off
-        else {
-            MEGATRON: "`--manual-gc --manual-gc-interval 100`.",
-            TORCH: "`gc.freeze()` after the set-up and `gc.disable()`, with `gc.collect(1)` every hundred steps on all "
-            "ranks at once.",
-        }
-    )
+    advice = training.advise(f"garbage_collection{'_by_the_script' if is_off else ''}")
     of_ranks = tuple(rank.rank for _, rank, _ in collecting) or (of_rank,)
     if loop is not None and loop.rank == of_rank:
         cost_us = loop.garbage_ns / NS_PER_US / loop.steps
@@ -166,10 +133,7 @@ def find_recompilation(training: TracedRun) -> Fault | None:
         f"{row}/means",
         "compiled_steps compile_s",
     )
-    advice = (
-        "Find the changing shape or value with `TORCH_LOGS=recompiles`, then try `torch.compile(dynamic=True)`, "
-        "`torch._dynamo.mark_dynamic`, or samples of few lengths."
-    )
+    advice = training.advise("recompilation")
     of_ranks = tuple(rank.rank for _, rank in compiling)
     return Fault(cost_us, (cost_us, cost_us), of_ranks, (evidence,), advice)
 
@@ -186,24 +150,7 @@ def find_blocking_saves(training: TracedRun) -> Fault | None:
         f"{len(saves.saves)} checkpoints stalled training for {saves.blocked_s:.2f} s in {steps.count} steps.",
         ("/results/saves/blocked_s", "/results/steps/count"),
     )
-    advice = "Try " + training.option(
-        {
-            MEGATRON: offer(
-                (
-                    "`--async-save` with `--ckpt-format torch_dist`",
-                    is_async or training.has_option("--async-save"),
-                ),
-                ("a larger `--save-interval`.", False),
-            ),
-            TRAINER: "a larger `save_steps` of TrainingArguments, or `save_only_model=True` where no restart needs it.",
-            LIGHTNING: offer(
-                ("`AsyncCheckpointIO` as a plugin of the Trainer", is_async),
-                ("a larger `every_n_train_steps`.", False),
-            ),
-            DEEPSPEED: '`"checkpoint": {"writer": {"type": "fast"}}`, or to save less often.',
-            TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_async), ("to save less often.", False)),
-        }
-    )
+    advice = f"Try {training.advise('blocking_saves', 'asynchronous' if is_async else '')}"
     return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice)
 
 
@@ -228,10 +175,10 @@ def find_synchronisations(training: TracedRun) -> Fault | None:
             place,
             "calls blocked_us regained_us",
         )
-        for place, caller in callers[:_MOST_NAMED]
+        for place, caller in callers[:MOST_NAMED]
     )
     of_ranks = tuple(
-        rank.rank for row, rank in training.call_ranks if rank.rank is not None and regained_us[row] >= _ALSO * cost_us
+        rank.rank for row, rank in training.call_ranks if rank.rank is not None and 2 * regained_us[row] >= cost_us
     )
     advice = _advise_waiting(training, callers[0][1])
     return Fault(cost_us, (cost_us / 2, cost_us), of_ranks, evidence, advice, basis=Basis.BOUND)
@@ -241,30 +188,17 @@ def _advise_waiting(training: TracedRun, caller: Caller) -> str:
     line = "" if caller.function else " `perfscope profile --stack` names the line."
     if not caller.operator:
         is_timed = training.has_option("--timing-log-level")
-        loop = {
-            MEGATRON: ", and try `--timing-log-level 0` with `--no-barrier-with-level-1-timing`"
-            if is_timed and not training.has_option("--no-barrier-with-level-1-timing")
-            else "",
-            DEEPSPEED: ', and try `"wall_clock_breakdown": false`'
-            if training.setup is None or training.setup.engine.get("wall_clock_breakdown") is not False
-            else "",
-            TORCH: "",
-        }
-        return f"Remove `torch.cuda.synchronize()` and timers from the loop{training.option(loop)}.{line}"
+        has_barrier = not training.has_option("--no-barrier-with-level-1-timing")
+        is_unbroken = training.setup is not None and training.setup.engine.get("wall_clock_breakdown") is False
+        in_use = "" if is_timed and has_barrier else "untimed", "unbroken" if is_unbroken else ""
+        timers = training.advise("synchronisation_of_timers", *in_use)
+        return f"Remove `torch.cuda.synchronize()` and timers from the loop{timers}.{line}"
     if any(word in caller.operator for word in ("nonzero", "masked", "unique")):
         return (
             f"Replace selection by a mask with `torch.where` or a product, whose shape does not depend on data.{line}"
         )
-    how = training.option(
-        {
-            TRAINER: "(`logging_steps`, and `logging_nan_inf_filter=False` of TrainingArguments)",
-            LIGHTNING: "(`log_every_n_steps` of the Trainer, `self.log(loss.detach())`)",
-            MEGATRON: "(`--log-interval`)"
-            if training.has_option("--no-check-for-nan-in-loss-and-grad")
-            else "(`--log-interval`, `--no-check-for-nan-in-loss-and-grad`)",
-            TORCH: "with one `.tolist()`, or copy them with `non_blocking=True` into pinned memory",
-        }
-    )
+    option = "--no-check-for-nan-in-loss-and-grad"
+    how = training.advise("synchronisation", check="" if training.has_option(option) else f", `{option}`")
     return f"Collect the values on the device, and read them every hundred steps {how}.{line}"
 
 
@@ -287,12 +221,10 @@ def find_allocations(training: TracedRun) -> Fault | None:
         if entry.rank == rank.rank and retries:
             text = f"The allocator freed its cache and tried again {retries:.2f} times a step: memory is nearly full."
             evidence.append(fact(text, f"{place}/means", "alloc_retries"))
-    segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", training.has_expandable_segments
     if len(evidence) > 1:
-        advice = f"Try {offer(segments, ('a smaller micro-batch', False), ('fewer lengths.', False))}"
+        advice = f"Try {training.advise('allocator_of_full_memory', *training.in_use)}"
     else:
-        removed = "Remove `torch.cuda.empty_cache()` from the loop", False
-        advice = f"{offer(removed, (f'try {segments[0]}', segments[1]))}."
+        advice = f"{training.advise('allocator', *training.in_use)}."
     cost_us, of_rank = allocation.regained_us, () if rank.rank is None else (rank.rank,)
     return Fault(cost_us, (cost_us / 2, cost_us), of_rank, tuple(evidence), advice, basis=Basis.BOUND)
 
@@ -319,7 +251,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         of_operators = rank.compute + rank.communication + rank.host.get("data_loading", 0.0)
         cost_us = min(cost_us, max(training.median_us - of_operators, 0.0))
         step_us, loop = rank.compute + rank.communication + rank.waits_for_host, training.results.loop
-        sleeps = loop is not None and loop.blocked_s * US_PER_S >= _NEARLY_ALL * cost_us
+        sleeps = loop is not None and loop.blocked_s * US_PER_S >= NEARLY_ALL * cost_us
         least_us = (_LEAST_SLEEP if sleeps else _USUAL_PYTHON) * step_us
         delay_ns = loop.delays_ns.get(rank.rank or 0, 0) if loop is not None else 0
         if cost_us - delay_ns / NS_PER_US < least_us:  # the trace does not tell a thread that waits for a processor
@@ -331,7 +263,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
         evidence = [fact(text, rank.pointer, "other_us")]
         host = training.results.host.ranks[training.ranks.index(rank)] if training.results.host is not None else None
         outside = numbered(f"{rank.pointer}/outside_operators", host.outside_operators if host is not None else ())
-        for place, entry in outside[:_MOST_NAMED]:
+        for place, entry in outside[:MOST_NAMED]:
             if entry.function:
                 called = f", which calls {entry.call}" if entry.call else ""
                 text = f"{entry.us / rank.steps / US_PER_MS:.2f} ms in {entry.function}{called}."
@@ -350,7 +282,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
 def _find_busy_line(training: TracedRun, rank: int | None, share: float) -> SeenLine | None:
     """Of the script's lines that call no framework, where a rank's thread is often, the one of about this share."""
     lines = training.results.loop.lines if training.results.loop is not None else ()
-    busy = [line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= _BUSY_LINE]
+    busy = [line for line in lines if not line.calls.startswith(_FRAMEWORKS) and line.share >= NOTABLE]
     return min((line for line in busy if line.rank == rank), key=lambda line: abs(line.share - share), default=None)
 
 
@@ -364,7 +296,7 @@ def find_slow_launches(training: TracedRun) -> Fault | None:
     if rank is None or not training.has_device:
         return None
     cost_us = rank.launches
-    longest = sorted(LAUNCHING, key=lambda cause: -rank.host[cause])[:_MOST_NAMED]
+    longest = sorted(LAUNCHING, key=lambda cause: -rank.host[cause])[:MOST_NAMED]
     parts = ", ".join(f"{cause.replace('_', ' ')} {rank.host[cause] / US_PER_MS:.2f} ms" for cause in longest)
     evidence = [
         fact(
@@ -373,23 +305,7 @@ def find_slow_launches(training: TracedRun) -> Fault | None:
             " ".join(f"{cause}_us" for cause in LAUNCHING),
         )
     ]
-    larger = training.option(
-        {
-            TRAINER: "a larger `per_device_train_batch_size`",
-            MEGATRON: "a larger `--micro-batch-size`",
-            TORCH: "a larger batch",
-        }
-    )
-    graphs = training.option(
-        {
-            TRAINER: offer(("`torch_compile=True` of TrainingArguments", training.is_compiled)),
-            MEGATRON: offer(("`--cuda-graph-impl local`", training.has_option("--cuda-graph-impl"))),
-            TORCH: 'CUDA graphs (the `mode` "reduce-overhead" of torch.compile)'
-            if training.is_compiled
-            else '`torch.compile(model, mode="reduce-overhead")` (CUDA graphs)',
-        }
-    )
-    advice = f"Try {graphs}, or {larger}."
+    advice = f"Try {training.advise('host_bound', *training.in_use)}, or {training.advise('larger_batch')}."
     return Fault(
         cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, basis=Basis.BOUND, scenario="launch-free"
     )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from perfscope.analyzers.findings.communication import WHY_LATE
-from perfscope.analyzers.findings.finding import BY_CHANCE, Fault, Finder, fact
-from perfscope.analyzers.findings.training import LIGHTNING, MEGATRON, TORCH, TRAINER, StepPart, TracedRun
+from perfscope.analyzers.findings.finding import Fault, Finder, fact
+from perfscope.analyzers.findings.training import StepPart, TracedRun
 from perfscope.analyzers.loop import Loop
+from perfscope.analyzers.stragglers.lateness import BY_CHANCE
 from perfscope.constants import NS_PER_S, NS_PER_US, US_PER_S
 from perfscope.measures.parts import HostPart, LifePart
 from perfscope.units import format_count, format_seconds
@@ -62,14 +63,7 @@ def find_evaluation(training: TracedRun) -> Fault | None:
         "/loop",
         "parts",
     )
-    advice = "Try " + training.option(
-        {
-            TRAINER: "a larger `eval_steps` or `per_device_eval_batch_size` of TrainingArguments.",
-            MEGATRON: "a larger `--eval-interval`, or fewer `--eval-iters`.",
-            LIGHTNING: "a larger `val_check_interval`, or a smaller `limit_val_batches` of the Trainer.",
-            TORCH: "to validate less often, on fewer batches, or with larger ones.",
-        }
-    )
+    advice = training.advise("evaluation")
     return Fault(cost_us, (0.0, cost_us), (), (evidence,), advice)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
 from functools import cached_property, reduce
 from operator import add
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -92,7 +94,8 @@ _BY_SOURCE = {
     "torchtitan": FSDP,
 }
 _BY_NAME = {"transformers": TRAINER, "lightning": LIGHTNING}
-_ZERO = "zero_optimization"
+_ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text("utf-8"))
+_OPTION = re.compile(r"`(--[\w-]+)")
 #: Kernels that torch.compile writes.
 _COMPILED = re.compile(r"^triton_(?:poi|red|per|tem|for|split_scan)_")
 
@@ -225,7 +228,8 @@ class TracedRun:
     @cached_property
     def busy_us(self) -> float:
         """How long the busiest device computes and copies in a profiled step; 0 without a device."""
-        return max((_busy_ns(device) / NS_PER_US for device in self.devices), default=0.0)
+        rows = ((device.row, max(len(device.steps), 1)) for device in self.devices)
+        return max(((row.compute + row.exposed_copy) / steps / NS_PER_US for row, steps in rows), default=0.0)
 
     def _longest_us(self, step_s: float | None) -> float | None:
         return max(step_s * US_PER_S, self.busy_us) if step_s else None
@@ -276,7 +280,7 @@ class TracedRun:
             ns / count / NS_PER_US for ns in (parts.compute, parts.exposed_communication, parts.exposed_copy)
         )
         # Between steps, too, where nothing else ran.
-        gaps = max(count - 1, 1) + (device.outside.steps or 0.0 if device.outside else 0.0)
+        gaps = max(count - 1, 1) + _outside_steps(device)
         host = dict.fromkeys(_HOST_CAUSES, 0.0)
         causes, marked = (None, None) if idle is None else (idle.causes, idle.marked)
         for cause in _HOST_CAUSES if causes is not None else ():
@@ -333,7 +337,10 @@ class TracedRun:
         The hooks' passes hold what a device waits for inside of them. Where a host makes those of one stage long, the
         traces count, which tell the device's work from its gaps.
         """
-        timed, traced = self._timed_pipeline, self.traced_pipeline
+        traced, steps, timed = self.traced_pipeline, self.results.pipeline_steps, None
+        if steps is not None and steps.section:
+            gaps_share = steps.transfer_and_host_fraction_of_total
+            timed = _pipeline("/pipeline_steps", steps, steps.section, gaps_share)
         if timed is None or traced is None:
             return timed or traced
         useful = [(of_hooks[1], of_traces[1]) for of_hooks, of_traces in zip(timed.stages, traced.stages, strict=False)]
@@ -341,13 +348,6 @@ class TracedRun:
             return timed
         stretched = [of_hooks / of_traces for of_hooks, of_traces in useful]
         return traced if max(stretched) > _STRETCHED * min(stretched) else timed
-
-    @cached_property
-    def _timed_pipeline(self) -> Stages | None:
-        steps = self.results.pipeline_steps
-        if steps is None or not steps.section:
-            return None
-        return _pipeline("/pipeline_steps", steps, steps.section, steps.transfer_and_host_fraction_of_total)
 
     @cached_property
     def traced_pipeline(self) -> Stages | None:
@@ -384,10 +384,10 @@ class TracedRun:
         collectives = self.results.collectives
         return numbered("/collectives/operations", collectives.operations if collectives is not None else ())
 
-    def gpu_of(self, uuid: str) -> tuple[str, GpuUsage] | None:
-        """A GPU by its UUID."""
-        gpus = numbered("/gpus", self.results.gpus.gpus if self.results.gpus is not None else ())
-        return next((entry for entry in gpus if entry[1].uuid == uuid), None)
+    @property
+    def gpus(self) -> list[tuple[str, GpuUsage]]:
+        """The GPUs that were sampled."""
+        return numbered("/gpus", self.results.gpus.gpus if self.results.gpus is not None else ())
 
     @cached_property
     def is_power_capped(self) -> bool:
@@ -399,9 +399,8 @@ class TracedRun:
     @cached_property
     def used_memory(self) -> tuple[float, tuple[str, str]] | None:
         """The share of the fullest GPU that tensors ever used, and where that is; None where it is unknown."""
-        totals = numbered("/gpus", self.results.gpus.gpus if self.results.gpus is not None else ())
         peak, rank = max(self.step_ranks, key=lambda entry: entry[1].memory_peak_bytes or 0, default=("", None))
-        total, gpu = max(totals, key=lambda entry: entry[1].memory_total_bytes or 0, default=("", None))
+        total, gpu = max(self.gpus, key=lambda entry: entry[1].memory_total_bytes or 0, default=("", None))
         if rank is None or gpu is None or not rank.memory_peak_bytes or not gpu.memory_total_bytes:
             return None
         pointers = f"/results{peak}/memory_peak_bytes", f"/results{total}/memory_total_bytes"
@@ -422,38 +421,38 @@ class TracedRun:
                 names.append(FSDP)
         return (*names, TORCH)
 
-    def option(self, by_framework: Mapping[str, str]) -> str:
-        """The text for the outermost framework that has one."""
-        return next((by_framework[name] for name in self._frameworks if by_framework.get(name)), "")
+    def advise(self, about: str, *in_use: str, **values: str) -> str:
+        """What ``advice.toml`` says to the outermost framework that has a choice that is not in use already.
+
+        ``values`` are put into the text in place of their names in braces.
+        """
+        for entry in (_ADVICE[about].get(name, ()) for name in self._frameworks):
+            texts = [entry] if isinstance(entry, str) else []
+            for choice in () if texts else entry:
+                text, unless = (choice, "-") if isinstance(choice, str) else (choice["text"], choice["unless"])
+                option = _OPTION.match(text)
+                if unless not in in_use and not (option and self.has_option(option[1])):
+                    texts.append(text)
+            if texts:
+                return ", or ".join(texts).format(**values)
+        return ""
 
     def has_option(self, name: str) -> bool:
         """Whether an option stands in the command line, such as ``--async-save``."""
         return self.setup is not None and name in (self.setup.options or {})
 
-    def zero(self, name: str) -> bool | float | str | None:
-        """An option of ZeRO, as DeepSpeed's engine has it; None where it has none."""
-        return None if self.setup is None else self.setup.engine.get(f"{_ZERO}.{name}")
-
     @cached_property
-    def is_compiled(self) -> bool:
-        """Whether kernels run that torch.compile wrote."""
-        return any(_COMPILED.search(kernel.name) for _, kernel in self.kernels("compute"))
-
-    @property
-    def has_expandable_segments(self) -> bool:
-        """Whether torch's allocator may grow its segments."""
+    def in_use(self) -> tuple[str, ...]:
+        """What ``advice.toml`` asks for: whether torch.compile wrote kernels, and the allocator may grow segments."""
+        is_compiled = any(_COMPILED.search(kernel.name) for _, kernel in self.kernels("compute"))
         allocator = (self.results.setup.allocator or "") if self.results.setup is not None else ""
-        return "expandable_segments:true" in allocator.replace(" ", "").lower()
+        is_expandable = "expandable_segments:true" in allocator.replace(" ", "").lower()
+        return "compiled" if is_compiled else "eager", "expandable" if is_expandable else ""
 
     @property
     def has_stacks(self) -> bool:
         """Whether the traces hold the lines of Python that called."""
         return any(caller.function for _, rank in self.call_ranks for caller in rank.callers)
-
-
-def offer(*choices: tuple[str, bool]) -> str:
-    """The choices that are not in use, as a sentence goes on."""
-    return ", or ".join(text for text, is_used in choices if not is_used)
 
 
 def _pipeline(
@@ -470,10 +469,6 @@ def _pipeline(
         measured.schedule,
         measured.microbatches,
     )
-
-
-def _busy_ns(device: RankParts) -> float:
-    return (device.row.compute + device.row.exposed_copy) / max(len(device.steps), 1)
 
 
 def _outside_steps(device: RankParts) -> float:

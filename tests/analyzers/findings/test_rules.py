@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import json
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from perfscope.engine.run import analyze
 from tests.conftest import ROOT
 
 PAGES = ROOT / "docs" / "findings"
-SOURCES = sorted((ROOT / "analyzers" / "findings").glob("*.py"))
 MOST_LINES = 10
 RUNS = [
     "findings/h200/optimizer_loop",
@@ -69,24 +68,16 @@ def test_evidence_points_at_figures_of_the_same_document(run: str) -> None:
 
 
 def advice_for(framework: str) -> set[str]:
-    """The words in backticks of all advice for a framework, as the sources hold it."""
-    words: set[str] = set()
-    for source in SOURCES:
-        for node in ast.walk(ast.parse(source.read_text())):
-            if not isinstance(node, ast.Dict):
-                continue
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Name) and key.id == framework:
-                    texts = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
-                    for span in re.findall(r"`([^`]+)`", "".join(text for text in texts if isinstance(text, str))):
-                        words.update(re.findall(r"^(\w+)(?:=|$)", span))
-    return words
+    """The words in backticks of all advice for a framework."""
+    entries = tomllib.loads((ROOT / "analyzers" / "findings" / "advice.toml").read_text("utf-8")).values()
+    spans = re.findall(r"`([^`]+)`", str([entry.get(framework) for entry in entries]))
+    return {word for span in spans for word in re.findall(r"^(\w+)(?:=|$)", span)}
 
 
 def test_options_of_the_trainer_exist() -> None:
     arguments = pytest.importorskip("transformers").TrainingArguments
     names = {field.name for field in dataclasses.fields(arguments)}
-    words = advice_for("TRAINER") - NOT_ARGUMENTS
+    words = advice_for("trainer") - NOT_ARGUMENTS
     assert len(words) >= 10
     assert words <= names, words - names
 
