@@ -22,8 +22,6 @@ from perfscope.errors import PerfscopeError, UsageError
 from perfscope.workloads.strategies import Processes
 
 _SCRIPT = "perfscope.workloads.strategies.train"
-_NVML_HZ = "20"
-_POLL_S = 0.02
 #: After Ctrl-C a training has so long to end by itself.
 _PATIENCE_S = 10
 
@@ -72,7 +70,7 @@ class Started:
             if time.monotonic() >= end:
                 self.is_late = True
                 self.stop()
-            time.sleep(_POLL_S)
+            time.sleep(0.02)
 
     def finish(self, seconds: float) -> int | None:
         """Wait for the end of the command; its exit code, None where it did not end in time."""
@@ -125,7 +123,7 @@ def start(variant: Variant, settings: Settings, place: TrainingPlace) -> Started
 def profile_words(variant: Variant, settings: Settings, place: TrainingPlace, port: int) -> list[str]:
     """The whole command, from ``perfscope profile`` on."""
     window = str(settings.profiled_step)
-    profile = ["profile", "-o", str(place.run_dir), "--steps", window, "--window", "operators", "--nvml-hz", _NVML_HZ]
+    profile = ["profile", "-o", str(place.run_dir), "--steps", window, "--window", "operators", "--nvml-hz", "20"]
     return [
         *(sys.executable, "-m", "perfscope", *profile, "--"),
         *launch_words(variant, settings, port),

@@ -10,7 +10,7 @@ from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,7 @@ from perfscope.tables.steps import Steps
 
 #: Reading JSON of unknown depth.
 Tree = Mapping[str, Any]
-
-_LAST_QUARTER = 4
+_T = TypeVar("_T")
 
 
 def measure(
@@ -40,7 +39,6 @@ def measure(
     samples = settings.batch
     losses = _mean_losses(ranks)
     known = tuple(takewhile(isfinite, losses))
-    last = max(1, len(losses) // _LAST_QUARTER)
     unprofiled = _get(results, "pipeline_steps", "fraction_of_total")
     save_bytes = sum(file.stat().st_size for file in place.checkpoint.rglob("*") if file.is_file())
     return Measurement(
@@ -50,7 +48,7 @@ def measure(
         samples=samples,
         tokens=samples * machine.tokens if machine.tokens else None,
         first_loss=known[0] if known else None,
-        last_loss=fmean(losses[-last:]) if known and len(known) == len(losses) else None,
+        last_loss=fmean(_last_quarter(losses)) if known and len(known) == len(losses) else None,
         losses=known,
         accuracy=_find_accuracy(ranks) if machine.is_classified else None,
         memory_bytes=tuple(device["bytes"] for rank in ranks for device in rank["memory"]),
@@ -131,12 +129,15 @@ def _mean_losses(ranks: Sequence[Tree]) -> list[float]:
     return [fmean(column) for column in losses if column]
 
 
+def _last_quarter(values: Sequence[_T]) -> Sequence[_T]:
+    return values[-max(1, len(values) // 4) :]
+
+
 def _find_accuracy(ranks: Sequence[Tree]) -> float | None:
     hits = answers = 0
     for rank in ranks:
-        last = max(1, len(rank["hits"]) // _LAST_QUARTER) if rank["hits"] else 0
-        hits += sum(rank["hits"][-last:]) if last else 0
-        answers += sum(rank["answers"][-last:]) if last else 0
+        hits += sum(_last_quarter(rank["hits"]))
+        answers += sum(_last_quarter(rank["answers"]))
     return hits / answers if answers else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -45,7 +45,7 @@ class Line:
     label: str
     colour: Colour
     points: tuple[tuple[float, float], ...]
-    is_dashed: bool = field(default=False)
+    is_dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

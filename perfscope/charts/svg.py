@@ -12,7 +12,6 @@ from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, Line, 
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.report import escape_control_characters
 
-_MARGIN = 0.04
 #: What spreads less is one value, around which the axis is made.
 _LEAST_DECADES, _LEAST_SHARE = 0.1, 1e-6
 _ROUND = (1, 2, 5, 10)
@@ -78,7 +77,7 @@ def fit_extent(axis: Values, values: Sequence[float], start: float, end: float) 
     least = _LEAST_DECADES if is_logarithmic else abs(high) * _LEAST_SHARE
     if high - low <= least:
         high = low + (_LEAST_DECADES if is_logarithmic else abs(high) / 2 or 1.0)
-    margin = (high - low) * _MARGIN
+    margin = (high - low) * 0.04
     return Extent(
         low - (margin if axis.low is None else 0), high + (margin if axis.high is None else 0), start, end, axis.scale
     )

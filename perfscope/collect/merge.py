@@ -20,8 +20,6 @@ from perfscope.files import replace_file
 from perfscope.sources.runs.processes import RankProcess, RunDescription, read_description, read_rank_process
 from perfscope.wire.records import to_file
 
-_LINES_SUFFIX = ".jsonl"
-
 
 @dataclass(slots=True)
 class MergePlan:
@@ -148,7 +146,7 @@ def _find_samples_target(path: Path, target: Path) -> Path:
 
 def _plan_file(path: Path, target: _Target, plan: MergePlan) -> None:
     existing = target.existing
-    grows = path.suffix == _LINES_SUFFIX
+    grows = path.suffix == ".jsonl"
     changes = path.name == wire.PLACES_FILE  # a running job writes it again and again
     if existing is None or not existing.exists():
         plan.moves.append((path, target.path))

@@ -21,7 +21,6 @@ from perfscope.watching.job import WatchedJob
 from perfscope.wire import requests
 
 _SCHEMA = "perfscope/trigger/1"
-_PERIOD_S = 0.3
 _RECORDED = ("light", "shapes", "stack", "memory")
 
 
@@ -109,7 +108,7 @@ def _require_no_other(job: WatchedJob, asked: Mapping[str, requests.WindowReques
 def _await_answers(job: WatchedJob, name: str, patience_s: float) -> None:
     due_s = time.monotonic() + patience_s
     while time.monotonic() < due_s and not all(name in one.answers or one.has_ended for one in job.ranks.values()):
-        time.sleep(_PERIOD_S)
+        time.sleep(0.3)
         job.look()
 
 

@@ -127,8 +127,6 @@ class _Kind:
 
 #: A link of the documentation, which leads nowhere from a page.
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
-#: A longer command stands below the title.
-_LONGEST_TITLE = 72
 #: The parts in their order; what is in none of them stands at the end as tables.
 _KINDS = (
     _Kind("findings", "Findings", (), draw_findings, ("findings",), "no step was measured"),
@@ -169,7 +167,7 @@ def describe_analysis(analysis: Analysis) -> PageDocument:
     run = analysis.run
     command = shlex.join(run.command) if run is not None else ""
     first, *others = analysis.inputs
-    title = textwrap.shorten(command, _LONGEST_TITLE, placeholder=" …") or (
+    title = textwrap.shorten(command, 72, placeholder=" …") or (  # the whole command stands below it
         f"{first} and {len(others):,} more" if others else first
     )
     parts = (*(kind.show(analysis) for kind in _KINDS), _show_others(analysis))

@@ -65,19 +65,16 @@ def find_blocks(path: Path, text: str) -> Iterator[ReportBlock]:
         yield ReportBlock(line, start.end(), end.start(), words, sections, level, content)
 
 
-_SHORT = 12
-
-
 def describe_source(path: Path, name: str) -> str:
     """A file with the git name of its content; for a folder, of the list of its files with their git names."""
     try:
         if not path.is_dir():
-            return f"`{name}` (blob `{git_blob(path.read_bytes())[:_SHORT]}`)"
+            return f"`{name}` (blob `{git_blob(path.read_bytes())[:12]}`)"
         files = sorted(file for file in path.rglob("*") if file.is_file())
         lines = [f"{git_blob(file.read_bytes())} {file.relative_to(path).as_posix()}\n" for file in files]
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
-    return f"`{name}` ({len(files)} files, blob `{git_blob(''.join(lines).encode())[:_SHORT]}`)"
+    return f"`{name}` ({len(files)} files, blob `{git_blob(''.join(lines).encode())[:12]}`)"
 
 
 def git_blob(content: bytes) -> str:

@@ -31,7 +31,6 @@ TOLERANCE = Fraction(1, 100)
 SHARES = (Quantity.PEAK_FRACTION, Quantity.HARDWARE_FRACTION)
 #: What follows from a model that is known by its name.
 COUNTED = (Quantity.TFLOPS, Quantity.MODEL_TFLOPS, *SHARES)
-_SEQ_LEN_STEP = 512
 
 
 class NotComputable(Exception):
@@ -195,7 +194,7 @@ def find_seq_len(table: PublishedTable, row: PublishedRow) -> Constant:
     if all(inputs):
         rate, time, batch = (figure.number for figure in inputs if figure)
         tokens = rate * time / batch
-        nearest = round(tokens / _SEQ_LEN_STEP) * _SEQ_LEN_STEP
+        nearest = round(tokens / 512) * 512
         if nearest and abs(tokens / nearest - 1) <= TOLERANCE:
             return Constant(nearest, "tokens/s x step time / batch")
     model = row.subject.model

@@ -9,8 +9,6 @@ from tabulate import tabulate
 from perfscope.renderers.cells import is_numeric, to_line, to_text
 from perfscope.report import Report, Section, shorten_warnings
 
-_DEEPEST_LEVEL = 6  # of a heading, in markdown
-
 
 def render(report: Report, level: int = 1) -> str:
     """Write a report as markdown: its title at a heading level, its sections one below, its warnings."""
@@ -32,7 +30,7 @@ def _join(blocks: Iterable[str]) -> str:
 
 
 def _heading(title: str, level: int) -> str:
-    return f"{'#' * min(level, _DEEPEST_LEVEL)} {to_line(title)}"
+    return f"{'#' * min(level, 6)} {to_line(title)}"  # markdown has no deeper level
 
 
 def _section(section: Section, level: int) -> list[str]:

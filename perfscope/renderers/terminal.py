@@ -43,7 +43,6 @@ _VERDICTS = {
 _OF_COMPARISONS = ("Figures", "Limits", "What the change is made of", "Verdicts")
 #: Of the parts of the wall clock, the largest first.
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan")
-_FAINT_PART = "bright_black"
 #: Columns of the bar, of the names and the numbers of a comparison, and of a column of texts, which wrap.
 _BAR, _NAME, _NUMBER, _NARROWEST_TEXT = 72, 23, 10, 12
 #: Between columns: one blank of a cell, one of the box.
@@ -123,7 +122,7 @@ def _draw_wall_clock(clock: Mapping[str, Any], console: Console) -> Iterator[Tex
     parts, width = wall_parts(clock), min(console.width - 2, _BAR)
     bar, names, before = Text(), Text(), 0.0
     for (share, label), colour in zip(parts, _COLOURS, strict=False):
-        style = _FAINT_PART if label == REST else colour
+        style = "bright_black" if label == REST else colour
         bar.append("█" * (round(width * (before + share)) - round(width * before)), style)
         names.append(f"{'  ' if names else ''}{label}", style).append(f" {share:.1%}")
         before += share

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perfscope.constants import KILO, NS_PER_S
+from perfscope.report import in_unit
 from perfscope.watching.job import WatchedJob
 
-_PERCENT = 100
-_COUNTER = "perfscope_steps"
 _Sample = tuple[dict[str, str], float | int | None]
 
 
 def to_openmetrics(job: WatchedJob) -> str:
     """Write the metrics; what is not known is left out."""
     ranks = [(rank, {"rank": str(number), "host": rank.record.host}) for number, rank in sorted(job.ranks.items())]
-    ages = [(at, _seconds(rank.age_ns(job.wall_ns))) for rank, at in ranks if not rank.has_ended]
+    ages = [(at, in_unit(rank.age_ns(job.wall_ns), NS_PER_S)) for rank, at in ranks if not rank.has_ended]
     gpus = [(gpu, {"host": gpu.host, "gpu": str(gpu.index), "uuid": gpu.uuid, "name": gpu.name}) for gpu in job.gpus]
     metrics: list[tuple[str, str, str, list[_Sample]]] = [
         ("steps", "", "Completed training steps.", [(at, rank.step) for rank, at in ranks]),
-        ("step_seconds", "seconds", "Step time of the job.", [({}, _seconds(job.step_ns()))]),
+        ("step_seconds", "seconds", "Step time of the job.", [({}, in_unit(job.step_ns(), NS_PER_S))]),
         ("samples_per_second", "", "Samples of all ranks.", [({}, job.per_second("samples"))]),
         ("tokens_per_second", "", "Tokens of all ranks.", [({}, job.per_second("tokens"))]),
         ("mfu_ratio", "ratio", "Model FLOPs utilisation.", [({}, job.mfu)]),
@@ -30,10 +29,10 @@ def to_openmetrics(job: WatchedJob) -> str:
             "gpu_utilization_ratio",
             "ratio",
             "Share of time with a kernel.",
-            [(at, _over(gpu.gpu_util_percent, _PERCENT)) for gpu, at in gpus],
+            [(at, in_unit(gpu.gpu_util_percent, 100)) for gpu, at in gpus],
         ),
         ("gpu_memory_used_bytes", "bytes", "Memory in use.", [(at, gpu.memory_used_bytes) for gpu, at in gpus]),
-        ("gpu_power_watts", "watts", "Power.", [(at, _over(gpu.power_mw, KILO)) for gpu, at in gpus]),
+        ("gpu_power_watts", "watts", "Power.", [(at, in_unit(gpu.power_mw, KILO)) for gpu, at in gpus]),
         ("gpu_temperature_celsius", "celsius", "Temperature.", [(at, gpu.temperature_c) for gpu, at in gpus]),
     ]
     lines = [
@@ -46,7 +45,7 @@ def _metric(name: str, unit: str, text: str, samples: Iterable[_Sample]) -> list
     known = [(labels, value) for labels, value in samples if value is not None]
     if not known:
         return []
-    kind, suffix = ("counter", "_total") if name == _COUNTER else ("gauge", "")
+    kind, suffix = ("counter", "_total") if name == "perfscope_steps" else ("gauge", "")
     return [
         f"# TYPE {name} {kind}",
         *([f"# UNIT {name} {unit}"] if unit else []),
@@ -63,11 +62,3 @@ def _labels(labels: dict[str, str]) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _over(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
-
-
-def _seconds(time_ns: float | None) -> float | None:
-    return _over(time_ns, NS_PER_S)

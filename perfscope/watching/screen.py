@@ -13,8 +13,6 @@ from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
 from perfscope.watching.job import WatchedJob, WatchedRank
 
-_WIDTH = 100
-
 
 def draw(job: WatchedJob) -> Group:
     """One frame: the job in a few lines, its ranks, its GPUs."""
@@ -27,7 +25,7 @@ def draw(job: WatchedJob) -> Group:
 
 def print_once(job: WatchedJob) -> str:
     """One frame as plain text."""
-    console = Console(width=_WIDTH, color_system=None, highlight=False, force_terminal=False)
+    console = Console(width=100, color_system=None, highlight=False, force_terminal=False)
     with console.capture() as capture:
         console.print(draw(job))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

@@ -25,8 +25,6 @@ from perfscope.hooks.reach import launch
 from perfscope.hooks.record_files import replace_file
 from perfscope.wire.records import to_file
 
-#: A name of a file must not be too long for the file system.
-_LONGEST_NAME = 40
 #: A typed folder that cannot be created for these reasons was typed wrong.
 _WRONG_FOLDER = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EILSEQ)
 
@@ -93,8 +91,8 @@ def _create_default_folder(config: Config, command: Sequence[str]) -> tuple[Conf
     """Create ``runs/TIME-NAME``, named after the script; numbered where that exists."""
     scripts = [word for word in command if word.endswith(".py")]
     name = Path(scripts[0] if scripts else command[0]).stem
-    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:_LONGEST_NAME]
-    first = Path(wire.RUNS_FOLDER).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+    first = Path(wire.RUNS_FOLDER).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe[:40]}"
     number = 1
     while True:
         folder = first if number == 1 else first.with_name(f"{first.name}-{number}")

@@ -13,7 +13,6 @@ from perfscope.files import read_regular
 _MEANS = re.compile(r"mean=([\d.e+]+)[,\s]+mean_square=([\d.e+]+)")
 #: What is no path.
 _IN_PLACE = re.compile(r"[-+\d.,\s]*$|mean=")
-_MOST_DIGITS = 99  # more are as impossible, and no number of Python's can have them all
 _HINT = "--lengths 512,1500,2084, a file of lengths, or mean=380,mean_square=210000"
 
 
@@ -42,7 +41,8 @@ def parse_lengths(text: str) -> Lengths:
     try:
         if means := _MEANS.fullmatch(content.strip()):
             return _checked(Lengths(float(means[1]), float(means[2])))
-        lengths = [int(word[:_MOST_DIGITS]) for word in re.split(r"[,\s]+", content.strip())]
+        # Of more digits, which are as impossible, Python makes no number.
+        lengths = [int(word[:99]) for word in re.split(r"[,\s]+", content.strip())]
     except ValueError:
         raise UsageError(f"--lengths: {text!r} is no list of lengths", hint=_HINT) from None
     if min(lengths) < 1:

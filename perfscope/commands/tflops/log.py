@@ -25,9 +25,6 @@ from perfscope.report import Json
 from perfscope.sources.joblog import read_log
 from perfscope.tables.joblog import JobLog
 
-#: Half of the last digit of tokens/s, which are printed without decimals.
-_HALF_A_TOKEN = 0.5
-
 _MEGATRON_CONVENTIONS = {"megatron_core", "megatron_bridge_before_26_06", "megatron_before_2025", "bigscience_code"}
 #: The conventions that a framework's log is likely to use, tried first.
 _LIKELY = {
@@ -185,8 +182,8 @@ def _list_allowed(log: JobLog, step: Step) -> list[tuple[float, float]]:
             gpu_s_per_token = step.gpus / NS_PER_S / (samples * step.seq_len if samples else step.tokens)
             shortest_ns, longest_ns = wall_ns - wall_resolution_ns / 2, wall_ns + wall_resolution_ns / 2
             allowed.append((low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns))
-        elif rate:
-            allowed.append((low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
+        elif rate:  # printed without decimals
+            allowed.append((low / (rate + 0.5), high / (rate - 0.5)))
     return allowed
 
 

@@ -23,7 +23,6 @@ from perfscope.workloads.strategies import STRATEGIES
 from perfscope.workloads.tasks.job import Job, StrategyTraining, find_job, set_rank_variables
 from perfscope.workloads.tasks.task import TrainingTask, make_task
 
-_KIB = 1024
 #: Pixels of a side of a synthetic image.
 IMAGE_SIZE = {"cpu": 16, "cuda": 28}
 
@@ -110,7 +109,7 @@ def count_flops(task: TrainingTask) -> int | None:
 def measure_memory(job: Job) -> list[dict[str, object]]:
     """The peak of tensors on each device of this process, or of the process on CPUs, in bytes."""
     if job.device.type == "cpu":
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return [{"device": "cpu", "bytes": peak}]
     return [{"device": str(device), "bytes": torch.cuda.max_memory_allocated(device)} for device in job.devices]
 

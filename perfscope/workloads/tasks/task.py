@@ -26,7 +26,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 #: GPT-2's smallest model, with a vocabulary that a tensor-parallel size divides.
 _GPT2_SMALL = GptConfig(layers=12, hidden=768, heads=12, vocabulary=50304, seq_len=1024)
-_HEAD_SIZE = 64
 _FAST, _SLOW = 1e-3, 1e-4  # learning rates with which the loss falls from the first steps on
 #: How tensor parallelism splits the products of a block: by columns (outputs) or by rows (inputs).
 GPT_SPLITS = {"qkv": "columns", "projection": "rows", "mlp.0": "columns", "mlp.2": "rows"}
@@ -119,7 +118,7 @@ def _parse_gpt(model: str) -> GptConfig:
     if dimensions is None:
         raise ValueError(f"{model!r} is not resnet50, gpt2-small, gpt:LAYERSxHIDDENxSEQUENCE or FILE.py:FUNCTION")
     layers, hidden, seq_len, vocabulary = (int(number or 1024) for number in dimensions.groups())
-    heads = max(2, hidden // _HEAD_SIZE)
+    heads = max(2, hidden // 64)
     if hidden % heads:
         raise ValueError(f"{model}: the hidden size {hidden} is not divisible by {heads} heads")
     return GptConfig(layers, hidden, heads, vocabulary, seq_len)
