@@ -26,20 +26,6 @@ def data(analysis: Analysis, name: str) -> Any:
     return analysis.results[name].data()
 
 
-def test_the_last_step_counts(tmp_path: Path) -> None:
-    events: list[Event] = []
-    for number in (1, 2, 3):
-        start = 1000 * number
-        events += [
-            step(number, start, start + 1000),
-            call("cudaLaunchKernel", start, start + 1, launch=number),
-            kernel("gemm", start + 100, start + 200, launch=number),
-        ]
-    entry = only(tmp_path, *events)
-    assert [each["name"] for each in entry["steps"]] == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
-    assert entry["compute_us"] == 0.3
-
-
 def test_fractions_of_a_microsecond_are_kept(tmp_path: Path) -> None:
     """Thousands of 10 us kernels that begin at odd eighths of a microsecond: rounding ends and starts loses a tenth."""
     start = 4_362_342_475_491_125
@@ -50,21 +36,6 @@ def test_fractions_of_a_microsecond_are_kept(tmp_path: Path) -> None:
     assert entry["communication_us"] == 2000 * 5.25
     assert entry["overlap_fraction"] == (2000 * 5_125) / (2000 * 5_250)
     assert entry["idle_us"] == 0
-
-
-def test_a_wait_for_an_event_is_idle_time(tmp_path: Path) -> None:
-    """Two steps in 1000 us of which 150 us are work: waiting for events must not make the device busy."""
-    events: list[Event] = []
-    for start in (0, 550_000):
-        wait = {**kernel("Stream Wait Event", start + 30_000, start + 330_000, stream=9), "cat": "cuda_sync"}
-        events += [
-            kernel("gemm", start, start + 25_000),
-            wait,
-            kernel(NCCL, start + 400_000, start + 450_000, stream=20),
-        ]
-    entry = only(tmp_path, *events)
-    assert entry["window_us"] == 1000
-    assert (entry["idle_us"], entry["exposed_communication_us"], entry["compute_us"]) == (850, 100, 50)
 
 
 def test_a_fill_is_not_compute(tmp_path: Path) -> None:

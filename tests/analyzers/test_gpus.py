@@ -41,10 +41,3 @@ def test_what_a_gpu_does_not_tell_is_absent(tmp_path: Path) -> None:
 def test_without_nvml_the_reason_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="no driver"):
         analyze(read_run(run_with([{"note": "no driver"}], tmp_path)))
-
-
-def test_half_a_sample_is_damage(tmp_path: Path) -> None:
-    run = run_with([{"gpus": [{"uuid": "GPU-1", "name": "n"}]}, {"t_ns": 2_000_000, "gpus": [{}]}], tmp_path)
-    with (run / wire.NVML_FOLDER / "host.jsonl").open("a") as file:
-        file.write('{"t_ns": 3')
-    assert read_run(run).damage == ("nvml/host.jsonl holds a line that cannot be read",)

@@ -34,15 +34,6 @@ def two_kernels(gap_us: int, launched_us: int, returned_us: int, name: str = "cu
     ]
 
 
-def test_the_host_was_fetching_data(tmp_path: Path) -> None:
-    loader = span("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 90 * US, 120 * US)
-    assert causes(tmp_path, *two_kernels(40, 30, 35), loader) == {
-        "data_loading": 20,
-        "host_launch": 10,
-        "launch_latency": 10,
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "cause"),
     [
@@ -110,15 +101,6 @@ def test_what_fills_a_pause_is_told_if_the_trace_shows_it(tmp_path: Path) -> Non
     assert (found["operator"], found["data_loading"], found["cuda_call"]) == (9008, 5000, 2000)
     assert found["not_shown"] + found["between_operators"] == 4000
     assert found["not_shown"] == 1000 + 1000 + 1003
-
-
-def test_the_launch_was_under_way(tmp_path: Path) -> None:
-    assert causes(tmp_path, *two_kernels(8, -2, 3)) == {"launch_latency": 8}
-
-
-@pytest.mark.parametrize(("gap_us", "cause"), [(4, "launch_gap"), (5, "dependency"), (400, "dependency")])
-def test_the_kernel_had_been_launched_long_before(tmp_path: Path, gap_us: int, cause: str) -> None:
-    assert causes(tmp_path, *two_kernels(gap_us, -50, -45)) == {cause: gap_us}
 
 
 def test_gaps_inside_a_graph_are_the_graph_s(tmp_path: Path) -> None:

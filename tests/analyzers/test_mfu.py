@@ -177,12 +177,6 @@ def test_the_steps_with_an_mfu_are_those_of_the_step_time(tmp_path: Path) -> Non
     assert analyze_steps(read_run(run)).ranks[0].undisturbed == 5
 
 
-def test_without_a_gpu_there_is_one_line_with_the_reason(tmp_path: Path) -> None:
-    (section,) = mfu.analyze(read_run(run_folder(tmp_path, None))).sections()
-    assert (section.columns, section.rows) == ((), ())
-    assert section.notes == ("No MFU: the run had no GPU. TFLOPs by convention are in --format json.",)
-
-
 def test_recomputation_that_was_seen_is_counted(tmp_path: Path) -> None:
     result = mfu.analyze(read_run(run_folder(tmp_path, "NVIDIA H200", checkpointing="full")))
     found = {each.name: each for each in result.conventions}

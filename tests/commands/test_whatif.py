@@ -10,19 +10,6 @@ from tests.conftest import ROOT
 BASE = ROOT / "fixtures" / "whatif" / "base"
 
 
-def test_the_json_has_the_step_its_replay_and_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, "whatif", BASE, "--format", "json")
-    assert answer.code == 0
-    document = answer.data
-    assert document["schema"] == "perfscope/whatif/1"
-    assert abs(document["replay_error"]) < 0.002
-    assert document["measured_step_us"] == pytest.approx(51_960, rel=1e-3)
-    assert document["scenarios"][0]["name"] == "communication-free"
-    assert set(document["scenarios"][0]) >= {"name", "step_us", "saved_us", "change", "assumptions", "interval_us"}
-    assert set(document["critical_path"][0]) == {"rank", "cause", "name", "us", "share"}
-    assert sum(part["share"] for part in document["critical_path"]) == pytest.approx(1)
-
-
 def test_analyze_gives_the_same_only_where_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     document = run(capsys, "analyze", BASE, "--only", "whatif", "--format", "json").data
     alone = run(capsys, "whatif", BASE, "--format", "json").data

@@ -58,16 +58,6 @@ def test_an_mfu_above_the_peak_is_withheld_with_its_steps(tmp_path: Path) -> Non
     assert "cannot be" in table
 
 
-def test_the_one_liner_answers_with_doubt() -> None:
-    words = ("tflops", "--size", "52B", "--gbs", 1024)
-    wrong, sound = ask(*words, "--time", 1).stdout, ask(*words, "--time", 127).stdout
-    assert wrong.startswith("# Doubtful: 6815.7 TFLOPs per GPU")
-    assert "above the dense 16-bit peak" in wrong
-    assert "Doubtful" not in sound
-    assert answer(*words, "--time", 127)["doubts"] == []
-    assert "bug in the calculation" in answer(*words, "--time", 1)["doubts"][0]
-
-
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
 def test_a_link_carries_no_more_than_it_can(operation: str) -> None:
     """By what goes over a link: with switches that add up, an all_reduce sends its size once, else nearly twice."""

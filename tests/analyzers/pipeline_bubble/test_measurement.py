@@ -252,14 +252,6 @@ def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path:
         assert found["fraction_of_total"] == 3 / 11
 
 
-def test_clocks_of_several_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
-    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
-    ahead = {2: 7_000_000_000, 3: 7_000_000_000}
-    write_job(Job(work, _equal(work), clock_ns=ahead, hosts={0: "one", 1: "one", 2: "two", 3: "two"}), tmp_path)
-    found = _bubble(tmp_path)
-    assert found["fraction_of_total"] == 3 / 11
-
-
 def test_fewer_micro_batches_than_stages_are_measured_and_said(tmp_path: Path) -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 4, 2)
     write_job(Job(work, _equal(work)), tmp_path)
