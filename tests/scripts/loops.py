@@ -61,11 +61,6 @@ def gan():
     train_gan(8, 5)
 
 
-def alternating():
-    """12 iterations with a step of each optimizer."""
-    train_gan(12, 1)
-
-
 def distributed_gan():
     """7 rounds under DistributedDataParallel, with 3 steps of the discriminator each."""
     distributed.init_process_group("gloo")
@@ -111,19 +106,6 @@ def scaled():
         scaler.scale(sum(model(inputs).square().mean() for model in models)).backward()
         for optimizer in optimizers:
             scaler.step(optimizer)
-        scaler.update()
-
-
-def overflowing():
-    """Six iterations with a GradScaler, whose second, third and fifth gradients overflow: three are skipped."""
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu")
-    for iteration in range(6):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).mean() * (float("inf") if iteration in (1, 2, 4) else 1)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
         scaler.update()
 
 

@@ -1,6 +1,6 @@
 """A training whose parts take times that it measures itself: it ends with one line of JSON that says what it did.
 
-Words choose the parts: validation, bare_validation, loading, compile, saves, logging, generation, final_validation.
+Words choose the parts: validation, bare_validation, loading, saves, logging.
 """
 
 import json
@@ -63,31 +63,17 @@ def validate():
     truth["validation_ns"] += time.monotonic_ns() - began_ns
 
 
-@torch.no_grad()
-def generate():
-    """Call the model for one token after another."""
-    began_ns = time.monotonic_ns()
-    for _ in range(5):
-        model(torch.zeros(1, 8))
-    truth["validation_ns"] += time.monotonic_ns() - began_ns
-
-
 model = Model()
-criterion = nn.functional.mse_loss
-if "compile" in words:
-    criterion = torch.compile(criterion, backend="aot_eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 loader = DataLoader(Samples(STEPS * 2, 0.02 if "loading" in words else 0), batch_size=2)
 validation_loader = DataLoader(Samples(40, 0), batch_size=2)
 for step, batch in enumerate(loader, 1):
-    loss = criterion(model(batch), batch)
+    loss = nn.functional.mse_loss(model(batch), batch)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     if step in EVALUATED and words & {"validation", "bare_validation"}:
         validate()
-    if step in EVALUATED and "generation" in words:
-        generate()
     if step in EVALUATED and "saves" in words:
         began_ns = time.monotonic_ns()
         torch.save(torch.zeros(40_000_000), Path("saved.pt"))
@@ -96,8 +82,6 @@ for step, batch in enumerate(loader, 1):
         began_ns = time.monotonic_ns()
         time.sleep(0.2)
         truth["other_ns"] += time.monotonic_ns() - began_ns
-if "final_validation" in words:
-    validate()
 truth["ended_ns"] = time.monotonic_ns()
 print(f"loss {loss.item():.17g}")
 print(json.dumps(truth))
