@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers import clock, collectives
+from perfscope.analyzers.collectives.rank_calls import NumberedCalls, RankCalls, number_ranks_and_runs
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
@@ -255,3 +256,21 @@ def test_devices_of_one_process_wait_for_each_other_like_ranks(tmp_path: Path) -
     events = [made("allreduce", 1000, 1050), made("allreduce", 1010, 1050, device=1)]
     (found,) = operations(tmp_path, events)
     assert (found["ranks_seen"], found["calls"], found["wait_us"]) == (2, 1, 10)
+
+
+def calls(rank: int | None, first_ns: int, trace: str, device: int = 0) -> tuple[RankCalls]:
+    return (RankCalls(rank, device, 7, trace, "", first_ns, first_ns + 10, 0, (), 0, None, None),)
+
+
+def numbers(partials: list[tuple[RankCalls]]) -> list[NumberedCalls]:
+    return list(number_ranks_and_runs(partials))
+
+
+def test_devices_without_a_rank_are_numbered_below_zero() -> None:
+    found = numbers([calls(3, 0, "a"), calls(None, 0, "b"), calls(3, 0, "a", device=1), calls(None, 5, "b")])
+    assert [numbered.rank for numbered in found] == [3, -1, -2, -1]
+
+
+def test_a_second_window_that_overlaps_the_first_does_not_count() -> None:
+    first, second, third = numbers([calls(0, 0, "a"), calls(0, 5, "b"), calls(0, 10, "c")])
+    assert (first.counts, second.counts, third.counts) == (True, False, True)

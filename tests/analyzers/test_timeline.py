@@ -7,10 +7,22 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perfscope.analyzers.timeline import MOST_SHOWN, STATES, DeviceTimeline, JobTimeline, analyze, measure
+from perfscope.analyzers.timeline import (
+    MOST_SHOWN,
+    STATES,
+    DeviceTimeline,
+    JobTimeline,
+    StateRuns,
+    analyze,
+    measure,
+    simplify,
+)
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace, Work
@@ -95,3 +107,21 @@ def test_of_a_very_large_job_those_that_stand_out_are_shown_with_the_reason() ->
 def test_without_a_device_there_is_none() -> None:
     with pytest.raises(MissingInput):
         analyze([])
+
+
+def states_of(durations: list[int], kinds: list[int], start: int = 7) -> StateRuns:
+    edges = start + np.concatenate(([0], np.cumsum(durations))).astype(np.int64)
+    return StateRuns(edges[:-1], edges[1:], np.array(kinds, np.int64))
+
+
+lists = st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, len(STATES) - 1)), min_size=1, max_size=120)
+
+
+@given(lists, st.integers(1, 40))
+def test_nothing_is_left_out(pieces: list[tuple[int, int]], most: int) -> None:
+    states = states_of([length for length, _ in pieces], [kind for _, kind in pieces])
+    joined, _ = simplify(states, most)
+    assert len(joined.state) <= most
+    assert joined.start_ns[0] == states.start_ns[0]
+    assert joined.end_ns[-1] == states.end_ns[-1]
+    assert (joined.start_ns[1:] == joined.end_ns[:-1]).all()

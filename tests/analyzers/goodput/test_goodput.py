@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +14,13 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.goodput import Goodput, Life, account, find_lives, find_logged_lives
+from perfscope.constants import NS_PER_S
 from perfscope.constants import NS_PER_S as S
-from perfscope.errors import MissingInput, SourceError
+from perfscope.errors import MissingInput, PerfscopeError, SourceError
 from perfscope.measures.parts import Spent
 from perfscope.sources.joblog import read_moments
 from perfscope.sources.runs.run import read_run
-from tests.conftest import ROOT, perfscope
+from tests.conftest import ROOT, SCRIPTS, environment, perfscope
 
 
 def make_life(start_s: int, first: int, steps: int, *, numbered: bool = True, **other: int) -> Life:
@@ -293,3 +297,70 @@ def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.log").write_text("iteration 10/ 100 | elapsed time per iteration (ms): 1000.0 |\n")
     with pytest.raises(SourceError, match="no line with a time"):
         read_moments(tmp_path / "one.log")
+
+
+STEP_S = 0.6
+
+
+@pytest.mark.slow
+def test_kill_and_resume_give_the_times_of_the_script(tmp_path: Path) -> None:
+    words = [sys.executable, str(SCRIPTS / "resumed.py"), "RUN", "model.pt", "truth.jsonl", "--step-s", str(STEP_S)]
+    for extra in (["--steps", "7", "--kill-after", "5"], ["--steps", "7"]):
+        ended = subprocess.run([*words, *extra], cwd=tmp_path, env=environment(), capture_output=True, check=False)
+        assert ended.returncode == (-9 if "--kill-after" in extra else 0), ended.stderr
+    first, second = (json.loads(line) for line in (tmp_path / "truth.jsonl").read_text().splitlines())
+    command = [sys.executable, "-m", "perfscope", "analyze", "RUN", "--only", "goodput", "-f", "json"]
+    answered = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    answer = json.loads(answered.stdout)["results"]["goodput"]
+    spent_s = {place: place_ns / NS_PER_S for place, place_ns in answer["spent_ns"].items()}
+    step_s = (STEP_S + 0.2) * 1.1
+    assert second["first"] == 4
+    useful_s = (sum(first["steps_ns"][:3]) + sum(second["steps_ns"])) / NS_PER_S
+    redone_s = sum(first["steps_ns"][3:]) / NS_PER_S
+    saves_s = sum(first["saves_ns"] + second["saves_ns"]) / NS_PER_S
+    assert spent_s["redone_steps"] == pytest.approx(redone_s, abs=step_s)
+    assert spent_s["useful_steps"] == pytest.approx(useful_s, abs=step_s)
+    assert spent_s["saves"] == pytest.approx(saves_s, abs=0.2)
+    down_s = (second["ends_ns"][0] - first["ends_ns"][-1] - second["steps_ns"][0]) / NS_PER_S
+    assert spent_s["down"] + spent_s["restarts"] == pytest.approx(down_s, abs=step_s)
+    assert sum(answer["spent_ns"].values()) == answer["wall_ns"]
+    assert [start["resumed_after_step"] for start in answer["starts"]] == [None, 3]
+    assert answer["starts"][0]["redone_steps"] == 2
+    assert answer["lost_gpu_hours"] > 0
+
+
+ODD = (0, -1, -(10**9), 10**18, None, "x", 1.5)
+
+
+def damage(path: Path, source: random.Random) -> None:
+    lines = path.read_text().splitlines()
+    row = source.randrange(len(lines))
+    record = json.loads(lines[row])
+    numbers = [key for key, value in record.items() if isinstance(value, int)]
+    kind = source.choice(["cut", "gone", "twice", "odd", "odd", "odd"])
+    if kind == "cut":
+        lines[row] = lines[row][: len(lines[row]) // 2]
+    elif kind == "gone":
+        del lines[row]
+    elif kind == "twice":
+        lines.insert(row, lines[row])
+    elif numbers:
+        record[source.choice(numbers)] = source.choice(ODD)
+        lines[row] = json.dumps(record)
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_parts_of_a_damaged_run_add_up_or_it_says_why(seed: int, tmp_path: Path) -> None:
+    source = random.Random(seed)
+    run = tmp_path / "RUN"
+    shutil.copytree(ROOT / "fixtures" / "goodput" / "killed", run)
+    files = [path for path in sorted(run.glob("ranks/*/*.json*")) if path.stat().st_size]
+    for path in source.sample(files, 2):
+        damage(path, source)
+    try:
+        answer = account(find_lives(read_run(run)))
+    except PerfscopeError:
+        return  # no step can be read
+    assert sum(answer.spent_ns.values()) == answer.wall_ns
+    assert min(answer.spent_ns.values()) >= 0

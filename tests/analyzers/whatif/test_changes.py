@@ -1,9 +1,6 @@
-"""The parts of scenarios against plain definitions: recomputation, transfers."""
+"""Scenarios against plain definitions, and against trainings in which the change was really made."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.whatif_pairs import PAIRS, Pair, document
 from perfscope.analyzers.whatif.job_graph import match_unnamed_transfers
-from perfscope.analyzers.whatif.scenarios import find_recomputed, find_repeats
+from perfscope.analyzers.whatif.scenarios import SCENARIOS, find_recomputed, find_repeats
 from tests.analyzers.whatif.jobs import real_job
+from tests.conftest import ROOT
 
 
 @settings(max_examples=200, deadline=None)
@@ -50,21 +49,20 @@ def test_transfers_without_peers_are_matched_as_those_with_them() -> None:
     assert match_unnamed_transfers(apart, job.offset_ns) == []
 
 
-def event(
-    category: str, name: str, start: float, duration: float, thread: int = 1, **args: object
-) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": 1,
-        "tid": thread,
-        "ts": start,
-        "dur": duration,
-        "args": args,
-    }
+LARGEST_ERROR = 0.05
 
 
-def write(path: Path, events: list[dict[str, object]]) -> Path:
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.traces}-{pair.scenario}")
+def test_a_change_takes_what_it_took_where_it_was_made(pair: Pair) -> None:
+    """And a prediction is nearer than no change, which would be right where a change makes no difference alone."""
+    assert abs(pair.error) <= LARGEST_ERROR
+    unchanged = abs(pair.undisturbed_ms / pair.truth_ms - 1)
+    assert unchanged <= LARGEST_ERROR or abs(pair.error) < unchanged
+
+
+def test_every_scenario_has_a_pair() -> None:
+    assert {pair.scenario.partition("=")[0] for pair in PAIRS} == {scenario.name for scenario in SCENARIOS}
+
+
+def test_the_report_has_every_pair_as_it_is_predicted() -> None:
+    assert document() in (ROOT / "reports" / "what-if.md").read_text()
