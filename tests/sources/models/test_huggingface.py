@@ -20,166 +20,13 @@ STEP = ("--gbs", 1, "--time", 1)
 _SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 100}
 _GROUPED = {**_SMALL, "intermediate_size": 160, "num_key_value_heads": 2}
 _WIDE = {**_GROUPED, "head_dim": 16}
-_GPT = {"n_layer": 3, "n_embd": 64, "n_head": 8, "vocab_size": 100, "n_positions": 32}
-_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-_LATENT = {
-    **_SMALL,
-    "intermediate_size": 160,
-    "moe_intermediate_size": 48,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "first_k_dense_replace": 1,
-}
-
-_HYBRID = {
-    **_WIDE,
-    "num_hidden_layers": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 48,
-    "moe_shared_expert_intermediate_size": 80,
-    "n_routed_experts": 4,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 8,
-    "n_groups": 2,
-    "ssm_state_size": 16,
-    "conv_kernel": 4,
-}
-
 #: A small config.json of each architecture, and the parameters of the model that transformers 5.23 builds from it.
+_FILE = Path(__file__).with_name("built_by_transformers.jsonl")
 BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
-    ("gpt2", _GPT, 158528),
-    ("gpt2", {**_GPT, "n_inner": 96, "tie_word_embeddings": False}, 103008),
-    (
-        "gpt_neo",
-        {"num_layers": 2, "hidden_size": 64, "num_heads": 8, "vocab_size": 100, "max_position_embeddings": 32},
-        108160,
-    ),
-    ("gpt_neox", {**_SMALL, "intermediate_size": 256}, 162880),
-    ("gptj", {"n_layer": 3, "n_embd": 64, "n_head": 8, "vocab_size": 100}, 161828),
-    ("opt", {**_SMALL, "ffn_dim": 256, "max_position_embeddings": 32, "word_embed_proj_dim": 64}, 158656),
-    ("bloom", {"n_layer": 3, "hidden_size": 64, "n_head": 8, "vocab_size": 100}, 156608),
-    ("llama", _GROUPED, 136128),
-    ("llama", {**_WIDE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}, 162368),
-    ("mistral", _GROUPED, 136128),
-    ("smollm3", _GROUPED, 129728),
-    ("granite", _GROUPED, 136128),
-    ("phi", {**_SMALL, "intermediate_size": 256}, 162596),
-    ("phi3", _GROUPED, 136128),
-    ("starcoder2", _GROUPED, 100608),
-    ("nemotron", _GROUPED, 105856),
-    ("olmo", _GROUPED, 135680),
-    ("olmo2", _GROUPED, 136368),
-    ("cohere", _GROUPED, 129536),
-    ("cohere", {**_GROUPED, "use_qk_norm": True}, 129776),
-    ("gemma", _WIDE, 160448),
-    ("gemma2", _WIDE, 160832),
-    ("gemma3_text", _WIDE, 160928),
-    ("qwen2", _GROUPED, 136416),
-    ("qwen3", _WIDE, 166944),
-    (
-        "qwen2_moe",
-        {**_GROUPED, **_MIXTURE, "shared_expert_intermediate_size": 96, "decoder_sparse_step": 2},
-        161312,
-    ),
-    ("qwen3_moe", {**_WIDE, **_MIXTURE, "mlp_only_layers": [1]}, 179744),
-    ("mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413376),
-    ("olmoe", {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, 413616),
-    ("gpt_oss", {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}, 449508),
-    ("arcee", _GROUPED, 105408),
-    ("cohere2", _WIDE, 160256),
-    ("ernie4_5", _GROUPED, 590528),
-    ("exaone4", _WIDE, 166944),
-    ("glm", _GROUPED, 601536),
-    ("glm4", {**_GROUPED, "attention_bias": True}, 601920),
-    (
-        "glm4_moe",
-        {
-            **_WIDE,
-            **_MIXTURE,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "attention_bias": True,
-            "use_qk_norm": True,
-        },
-        198752,
-    ),
-    ("granitemoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413376),
-    ("hunyuan_v1_dense", {**_WIDE, "use_qk_norm": True}, 166944),
-    ("internlm3", _GROUPED, 596928),
-    ("minimax_m2", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "use_qk_norm": True}, 878016),
-    ("ministral", _WIDE, 166848),
-    ("ministral3", _GROUPED, 596928),
-    ("dots1", {**_WIDE, **_MIXTURE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}, 198176),
-    ("olmo3", {**_GROUPED, "attention_bias": True}, 136848),
-    ("phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}, 413924),
-    ("seed_oss", _GROUPED, 601536),
-    ("gpt_oss", {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}, 449508),
-    (
-        "llama4_text",
-        {
-            **_WIDE,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 1,
-            "intermediate_size_mlp": 96,
-            "interleave_moe_layer_step": 2,
-            "attention_chunk_size": 16,
-        },
-        265408,
-    ),
-    (
-        "qwen3_next",
-        {
-            **_WIDE,
-            **_MIXTURE,
-            "num_hidden_layers": 4,
-            "shared_expert_intermediate_size": 40,
-            "linear_num_value_heads": 4,
-            "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
-        },
-        254992,
-    ),
-    ("nemotron_h", {**_HYBRID, "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*E"}, 117860),
-    (
-        "nemotron_h",
-        {**_HYBRID, "layers_block_type": ["mamba", "moe", "mamba", "attention"], "moe_latent_size": 32},
-        89124,
-    ),
-    (
-        "deepseek_v4",
-        {
-            **_SMALL,
-            "num_hidden_layers": 5,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 48,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "compress_ratios": [0, 0, 4, 128, 4],
-            "q_lora_rank": 24,
-            "o_lora_rank": 8,
-            "o_groups": 2,
-            "hc_mult": 4,
-            "index_n_heads": 2,
-            "index_head_dim": 8,
-            "index_topk": 4,
-            "sliding_window": 8,
-        },
-        364419,
-    ),
-    ("deepseek_v2", {**_LATENT, "q_lora_rank": None}, 177392),
-    ("deepseek_v3", {**_LATENT, "q_lora_rank": 24}, 170552),
-    ("kimi_k2", {**_LATENT, "q_lora_rank": 24}, 170552),
+    (keys.pop("model_type"), keys, keys.pop("parameters")) for keys in map(json.loads, _FILE.read_text().splitlines())
 ]
+_KEYS = {kind: keys for kind, keys, _ in BUILT_BY_TRANSFORMERS}
+_HYBRID = {**_KEYS["nemotron_h"], "layers_block_type": None}
 
 
 @pytest.mark.parametrize(("kind", "keys", "parameters"), BUILT_BY_TRANSFORMERS)
@@ -237,8 +84,8 @@ def _config(tmp_path: Path, **keys: object) -> Path:
         ({"model_type": "nemotron_h", **_HYBRID, "hybrid_override_pattern": "ME*M", "n_groups": 0}, "n_groups"),
         ({"model_type": "nemotron_h", **_HYBRID}, "the kinds of its layers"),
         ({"model_type": "phi", **_SMALL, "qk_layernorm": True}, "qk_layernorm"),
-        ({"model_type": "deepseek_v3", **_LATENT, "index_topk": 2048}, "index_topk"),
-        ({"model_type": "glm4_moe", **_WIDE, **_MIXTURE, "kv_lora_rank": 512}, "kv_lora_rank"),
+        ({"model_type": "deepseek_v3", **_KEYS["deepseek_v3"], "index_topk": 2048}, "index_topk"),
+        ({"model_type": "glm4_moe", **_KEYS["glm4_moe"], "kv_lora_rank": 512}, "kv_lora_rank"),
         (
             {"model_type": "opt", **_SMALL, "max_position_embeddings": 9, "word_embed_proj_dim": 32},
             "word_embed_proj_dim",
@@ -313,9 +160,8 @@ def test_prediction_modules_are_counted_of_a_file_where_asked(tmp_path: Path) ->
 
 @pytest.mark.parametrize("value", [-253.0, 1536.5, -1, True, "1536"])
 def test_a_rank_that_is_no_count_is_refused(value: object) -> None:
-    keys = next(keys for kind, keys, _ in BUILT_BY_TRANSFORMERS if kind == "kimi_k2")
     with pytest.raises(UsageError, match="q_lora_rank"):
-        to_transformer({"model_type": "kimi_k2", **keys, "q_lora_rank": value}, "config.json")
+        to_transformer({"model_type": "kimi_k2", **_KEYS["kimi_k2"], "q_lora_rank": value}, "config.json")
 
 
 def test_embeddings_can_be_tied_beside_the_text_model() -> None:
