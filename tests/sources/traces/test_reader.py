@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ABSENT, Events, Work
+from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, Work
 from tests.sources.traces.making import (
     LAYOUTS,
+    MAIN,
     PROCESS,
     Event,
     call,
@@ -27,6 +28,7 @@ from tests.sources.traces.making import (
     step,
     write,
 )
+from tests.sources.traces.two_windows import BASE_NS
 
 NOON_NS = 4_362_342_475_491_371  # digits that a careless product of doubles loses
 EVENTS = [
@@ -216,3 +218,109 @@ def test_the_host_is_stated_by_the_exporter_by_the_hooks_or_by_the_name_that_tor
     assert host(f"node_8_{PROCESS}.1700000000.pt.trace.json.gz") == "node_8"
     assert host(f"rank_{PROCESS + 1}.1700000000.pt.trace.json") == ""  # a number that is no process of the trace
     assert host("rank0.json") == ""
+
+
+def of_process(process: int, delay: int) -> list[Event]:
+    """Two steps of five launches; the kernels of process 1 run a step later than they are launched by the other one."""
+    events = [
+        {**step(number, 1000 * number + delay, 1000 * number + delay + 1000), "pid": process} for number in (0, 1)
+    ]
+    for number in range(10):
+        launched = 200 * number + delay
+        events += [
+            call("cudaLaunchKernel", launched, launched + 5, launch=number, pid=process),
+            kernel(f"of {process}", launched + 20, launched + 90, launch=number, device=process),
+        ]
+    return events
+
+
+def test_each_kernel_has_the_launch_and_the_step_of_its_own_process(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "both.json", [*of_process(1, 0), *of_process(2, 90)]))
+    assert (trace.device.correlation != ABSENT).all()
+    assert trace.calls.process[trace.launch].tolist() == trace.device.device.tolist()
+    assert trace.steps.process[trace.step].tolist() == trace.device.device.tolist()
+    assert (trace.device.start_ns - trace.calls.start_ns[trace.launch] == 20).all()
+
+
+OWN = [step(4, 0, 1_000_000), step(5, 1_000_000, 2_000_000), step(6, 2_000_000, 3_000_000)]
+EDGES = [0, 1_000_000, 2_000_000, 3_000_000]
+Layout: TypeAlias = Callable[[Mapping[str, Any]], str]
+
+
+def steps_of(
+    path: Path, layout: Layout, marks: Sequence[Event], activities: str | None = "operators"
+) -> list[tuple[str, int, int]]:
+    """The steps of a trace, with their times."""
+    edges = [BASE_NS + edge for edge in EDGES] if activities == "light" else []
+    metadata = {"first_step": 4, "pid": MAIN, "activities": activities, "edges_ns": edges}
+    head = {"perfscope": metadata} if activities else {}
+    operators = [span("cpu_op", "aten::mm", start, start + 50_000) for start in range(0, 3_000_000, 100_000)]
+    trace = read_trace(write(path, [*operators, *marks], layout, baseTimeNanoseconds=BASE_NS, **head), BASIC_EVENTS)
+    times = zip(trace.steps.name.tolist(), trace.steps.start_ns.tolist(), trace.steps.end_ns.tolist(), strict=True)
+    return [(trace.name_of(name).removeprefix("ProfilerStep#"), start, end) for name, start, end in times]
+
+
+EXPECTED = [("4", 0, 1_000_000), ("5", 1_000_000, 2_000_000), ("6", 2_000_000, 3_000_000)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("activities", ["operators", "light"])
+@pytest.mark.parametrize(
+    "others",
+    [
+        [step(3, 200_000, 1_200_000), step(4, 1_200_000, 2_200_000), step(5, 2_200_000, 2_999_000)],
+        [step(4, 200_000, 1_200_000), step(5, 1_200_000, 2_200_000), step(6, 2_200_000, 2_999_000)],
+        [step(5, 200_000, 1_200_000), step(6, 1_200_000, 2_200_000), step(7, 2_200_000, 2_999_000)],
+        [step(number, 100_000 * number, 100_000 * (number + 1)) for number in range(2, 29)],
+        [],
+    ],
+    ids=["a step behind", "the same numbers", "a step ahead", "for each micro-batch", "none"],
+)
+def test_other_marks_do_not_count(others: list[Event], activities: str, layout: Layout, tmp_path: Path) -> None:
+    marks = [*others, *(OWN if activities == "operators" else [])]
+    assert steps_of(tmp_path / "rank0.json", layout, marks, activities) == EXPECTED
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_marks_of_a_trace_that_is_not_ours_stay(layout: Layout, tmp_path: Path) -> None:
+    marks = [step(1, 0, 1_500_000), step(2, 1_500_000, 2_900_000)]
+    expected = [("1", 0, 1_500_000), ("2", 1_500_000, 2_900_000)]
+    assert steps_of(tmp_path / "rank0.json", layout, marks, None) == expected
+    assert steps_of(tmp_path / "rank1.json", layout, marks, "operators") == expected
+
+
+def gather(mark: str, *launched: Event) -> list[Event]:
+    """What a call to NCCL launches inside its annotation, and one copy behind it."""
+    calls = [call("cudaMemcpyAsync", 100 + 10 * number, 105 + 10 * number, launch=number) for number in range(4)]
+    behind = [
+        call("cudaMemcpyAsync", 900, 905, launch=9),
+        copy("Memcpy DtoD (Device -> Device)", 5_000, 5_100, launch=9),
+    ]
+    return [span("user_annotation", mark, 0, 500), *calls, *launched, *behind]
+
+
+def copied(number: int, kind: str = "DtoD (Device -> Device)") -> Event:
+    return copy(f"Memcpy {kind}", 1_000 + 100 * number, 1_100 + 100 * number, launch=number, stream=20)
+
+
+@pytest.mark.parametrize(
+    ("mark", "launched", "ranks", "expected"),
+    [
+        ("nccl:_all_gather_base", [copied(0), copied(1)], 3, [Work.COMMUNICATION] * 2),
+        ("nccl2:all_gather_into_tensor", [copied(0)], 2, [Work.COMMUNICATION]),
+        ("nccl:_all_gather_base", [copied(0, "HtoD (Pinned -> Device)")], 2, [Work.COPY]),
+        ("nccl:_all_gather_base", [copied(0)], 1, [Work.COPY]),
+        ("copies of mine", [copied(0), copied(1)], 3, [Work.COPY] * 2),
+        (
+            "nccl:all_gather",  # of lists: the result is copied into them on the device
+            [kernel("ncclDevKernel_AllGather_RING_LL", 1_000, 1_100, launch=0, stream=20), copied(1)],
+            2,
+            [Work.COMMUNICATION, Work.COPY],
+        ),
+    ],
+)
+def test_copies_that_are_all_of_a_collective_communicate(
+    mark: str, launched: list[Event], ranks: int, expected: list[Work], tmp_path: Path
+) -> None:
+    trace = read_trace(write(tmp_path / "rank0.json", gather(mark, *launched), **distributed(0, ranks)))
+    assert trace.device.work.tolist() == [*expected, Work.COPY]
