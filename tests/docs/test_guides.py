@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ from perfscope.cli import app
 from perfscope.errors import ExitCode
 from perfscope.workloads.strategies import STRATEGIES
 from tests.commands.report_cli import run
-from tests.conftest import ROOT, perfscope
+from tests.conftest import ROOT, environment, perfscope
 
 DOCS = ROOT / "docs"
 #: Guides with examples; those of the tutorial and of doctor have tests of their own.
@@ -148,3 +153,103 @@ def test_every_option_that_it_names_exists() -> None:
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert set(re.findall(r"--[a-z][a-z-]+", BENCH.replace("srun -N 2", ""))) <= known
     assert ",".join(OPTION_SETS) in BENCH
+
+
+GUIDE = (ROOT / "docs" / "compare.md").read_text()
+TRAIN = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(30):
+    optimizer.zero_grad()
+    model(torch.ones(64, 256)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.slow
+def test_the_workflow_compares_and_comments(tmp_path: Path) -> None:
+    """Each ``run`` of the workflow, as GitHub's runner executes it."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    assert perfscope("profile", "-o", "first", "--", sys.executable, "train.py", cwd=tmp_path).code == 0
+    (tmp_path / "baselines").mkdir()
+    assert perfscope("compare", "first", "--save", "baselines/train.json", cwd=tmp_path).code == 0
+    program(tmp_path / "bin" / "perfscope", f'#!/bin/sh\nexec {sys.executable} -m perfscope "$@"\n')
+    program(tmp_path / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    variables = {
+        **environment(),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+    }
+    variables["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{variables['PATH']}"
+    scripts = re.findall(r"^        run: (\|\n(?: {10}.*\n)+|.*\n)", GUIDE, re.MULTILINE)
+    assert len(scripts) == 3
+    codes = []
+    for script in scripts:
+        lines = script.removeprefix("|\n").splitlines()
+        text = "\n".join(line.removeprefix(" " * 10) for line in lines)
+        codes.append(subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=variables, check=False).returncode)
+    assert codes[0] == 0
+    assert codes[1] in (0, 3)  # a machine that others use may well be slower now
+    assert codes[2] == 0
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("# runs against baselines/train.json: ")
+    assert "the run is the unit" in summary
+
+
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```(console|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?\d[\d,.]*")
+#: A time has the unit that fits it.
+TIME = re.compile(r"(-?\d[\d,.]*) (?:ms|s|us)\b")
+
+
+@pytest.mark.slow
+def test_each_command_says_what_the_tutorial_shows(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "docs" / "tutorial" / "train.py", tmp_path)
+    commands = 0
+    for kind, text in BLOCK.findall(TUTORIAL.read_text()):
+        if kind == "diff":
+            mend(tmp_path / "train.py", text)
+            continue
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, *shown = part.splitlines()
+            program, *words = shlex.split(command)
+            assert program == "perfscope"
+            ended = perfscope(*words, cwd=tmp_path)
+            assert ended.code == 0, ended.stderr
+            printed = ended.stdout + ended.stderr
+            for line in shown:
+                assert line == "..." or re.search(f"^{pattern(line)}$", printed, re.MULTILINE), (line, printed)
+            commands += 1
+    assert commands == 3
+
+
+@pytest.mark.slow
+def test_the_readme_shows_the_finding_of_its_first_command(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^perfscope (profile .*tutorial.*)$", README.read_text(), re.MULTILINE)
+    (finding,) = re.findall(r"^1\. (.*)$", README.read_text(), re.MULTILINE)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    ended = perfscope(*shlex.split(command), cwd=tmp_path)
+    assert re.search(f"^perfscope: finding 1: {pattern(finding)}\\.", ended.stderr, re.MULTILINE), ended.stderr
+
+
+def mend(script: Path, diff: str) -> None:
+    """Apply a diff of one change."""
+    before, after = ("\n".join(line[1:] for line in diff.splitlines() if line[0] == sign) for sign in "-+")
+    text = script.read_text()
+    assert text.count(before) == 1
+    script.write_text(text.replace(before, after))
+
+
+def pattern(line: str) -> str:
+    """A line whose figures may be others; columns are as wide as their figures."""
+    masked = NUMBER.sub("\0", TIME.sub("\1", line))
+    escaped = re.escape(re.sub(r"\s+", " ", masked)).replace(r"\ ", r"\s+")
+    return escaped.replace("\1", r"\S+ (?:ms|s|us)").replace("\0", r"[-+]?[\d,.]+")
