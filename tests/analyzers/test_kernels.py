@@ -44,14 +44,12 @@ COMPUTE = [
 ]
 
 
-@pytest.mark.parametrize("name", COMMUNICATION)
-def test_kernels_of_communication_libraries_are_known(name: str) -> None:
-    assert classify(name) is Work.COMMUNICATION
+KINDS = dict.fromkeys(COMMUNICATION, Work.COMMUNICATION) | dict.fromkeys(COMPUTE, Work.COMPUTE)
 
 
-@pytest.mark.parametrize("name", COMPUTE)
-def test_compute_is_not_mistaken_for_communication(name: str) -> None:
-    assert classify(name) is Work.COMPUTE
+@pytest.mark.parametrize("name", [*KINDS, "__amd_rocclr_fillBufferAligned", "__amd_rocclr_copyBuffer"])
+def test_kernels_that_compute_communicate_and_copy_are_told_apart(name: str) -> None:
+    assert classify(name) is KINDS.get(name, Work.COPY)
 
 
 @pytest.mark.parametrize("name", ["flux::gemm_rs_kernel<...>", "fused_all_gather_matmul_kernel", "gemm_reduce_scatter"])
@@ -214,8 +212,3 @@ def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> Non
     assert find_marks((name,)) or "SendRecv" in name
     assert pipeline_bubble.PIPELINE_NAMES.search(name)
     assert not pipeline_bubble.PIPELINE_NAMES.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
-
-
-@pytest.mark.parametrize("name", ["__amd_rocclr_fillBufferAligned", "__amd_rocclr_copyBuffer"])
-def test_kernels_with_which_rocm_copies_are_copies(name: str) -> None:
-    assert classify(name) == Work.COPY
