@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -11,8 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.bench import measuring
 from perfscope.bench.launching import Started, TrainingPlace, launch_words, profile_words
-from tests.bench.examples import SETTINGS, variant
+from perfscope.bench.running import explain_failure
+from perfscope.errors import PerfscopeError
+from perfscope.result import to_object
+from tests.bench.examples import MACHINE, SETTINGS, variant
+from tests.conftest import ROOT
 
 #: A launcher whose rank has a session of its own, as torchrun's have, and which does not heed Ctrl-C.
 STUBBORN = """
@@ -72,3 +79,122 @@ def is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+TRACEBACK = """\
+╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /opt/perfscope/analyzers/whatif/replay.py:256 in sort                         │
+╰──────────────────────────────────────────────────────────────────────────────╯
+ValueError: the operations are ill
+"""
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, document: object) -> None:
+    ended = subprocess.CompletedProcess[str]([], 0, stdout=json.dumps(document), stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+
+
+def trained(folder: Path) -> TrainingPlace:
+    """The place of a training of two ranks, whose steps are those of a real run."""
+    place = replace(TrainingPlace.below(folder, "ddp"), run_dir=ROOT / "fixtures" / "runs" / "h200_zero1")
+    place.result.mkdir(parents=True)
+    for rank in (0, 1):
+        result = {"losses": [2.0, 1.0], "hits": [], "answers": [], "memory": [{"bytes": 7}], "save_ns": None}
+        (place.result / f"rank-{rank:05}.json").write_text(json.dumps(result))
+    return place
+
+
+def crash(monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
+    ended = subprocess.CompletedProcess[str]([], 1, stdout="", stderr=errors)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        (TRACEBACK, "perfscope analyze failed: ValueError: the operations are ill"),
+        ("perfscope: x holds no run\nhint: name another\n", "x holds no run"),
+        ("", "perfscope analyze printed nothing and ended with exit code 1"),
+    ],
+)
+def test_a_command_that_prints_nothing_is_explained_by_its_error(
+    monkeypatch: pytest.MonkeyPatch, errors: str, reason: str
+) -> None:
+    crash(monkeypatch, errors)
+    with pytest.raises(PerfscopeError) as refused:
+        measuring.run_perfscope("analyze", "run")
+    assert str(refused.value) == reason
+
+
+def test_a_training_whose_analysis_fails_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(monkeypatch, TRACEBACK)
+    measured = measuring.measure(variant(), 0, SETTINGS, MACHINE, trained(tmp_path))
+    assert measured.reason is None
+    assert measured.step_ns
+    assert (measured.first_loss, measured.last_loss, measured.memory_bytes) == (2.0, 1.0, (7, 7))
+    assert measured.notes[0] == "not analyzed: perfscope analyze failed: ValueError: the operations are ill"
+    assert measured.shares == {}
+
+
+def test_a_loss_that_is_no_number_has_a_note_and_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, {"results": {}})
+    place = trained(tmp_path)
+    for path in place.result.iterdir():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "losses": [2.0, math.nan, math.inf]}))
+    measured = measuring.measure(variant(), 0, SETTINGS, MACHINE, place)
+    assert (measured.first_loss, measured.last_loss, measured.losses) == (2.0, None, (2.0,))
+    assert measured.notes[0] == "the loss is no number from step 2 of 3 on"
+    json.dumps(to_object(measured), allow_nan=False)
+
+
+TORCHRUN = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 5, in main
+[rank1]: {error}
+E1122 12:00:00.000000 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "ValueError: Expected more than 1 value per channel",
+            "failed: ValueError: Expected more than 1 value per channel",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        ),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried",
+            "out of memory: DefaultCPUAllocator: can't allocate memory: you tried",
+        ),
+    ],
+)
+def test_the_error_of_a_rank_is_the_reason(tmp_path: Path, error: str, reason: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(TORCHRUN.format(error=error))
+    assert explain_failure(log, 1, 60) == reason
+
+
+def test_a_rank_that_was_killed_may_have_run_out_of_memory(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python\n  exitcode  : -9 (pid: 7)\n")
+    assert explain_failure(log, 1, 60) == "failed: killed by SIGKILL, as a host kills what it has no memory for"
+
+
+def test_a_launcher_that_is_missing_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("perfscope: nosuch: command not found\n  hint: nothing was started\n")
+    assert explain_failure(log, 127, 60) == "failed: nosuch: command not found"
+
+
+def test_a_training_that_did_not_end_says_how_long_it_was_given(tmp_path: Path) -> None:
+    assert explain_failure(tmp_path / "missing", None, 60) == "failed: it did not end within 60 s"

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.synthetic_ranks import make_job, write_partials
+from benchmarks.synthetic_ranks import Job, Made, make_job, write_partials
 from perfscope.engine.analysis_report import to_report
+from perfscope.engine.execution import Execution
+from perfscope.engine.inputs import Inputs
+from perfscope.engine.run import Analysis, Plan, analyze_inputs
+from perfscope.engine.tasks import Measure, MeasuredTrace
+from perfscope.engine.windows import TraceFiles
 from perfscope.renderers import Format, render
 from tests.conftest import perfscope
-from tests.engine.many_ranks import analyze_job
+
+
+class Answers(Execution, frozen=True):
+    """Gives the answers of the map step that it was given; its traces exist nowhere."""
+
+    answers: tuple[MeasuredTrace, ...] = ()
+
+    def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
+        return iter(self.answers)
+
+
+def analyze_job(job: Job) -> Analysis:
+    """Everything behind the map step."""
+    answers = tuple(Made(job))
+    inputs = Inputs(("job",), None, tuple(measured.path for measured in answers))
+    return analyze_inputs(inputs, Plan(execution=Answers(answers=answers)))
 
 
 def count_calls(ranks: int) -> int:

@@ -24,7 +24,7 @@ from perfscope.sources.traces.files import find_traces
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 from perfscope.wire.traces import partials_path
-from tests.aggregation.test_writing import largest_file
+from tests.aggregation.test_tables import largest_file
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures"

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfscope import wire
+from perfscope.hooks.facts.device_memory import DevicePeaks
 from perfscope.hooks.facts.setup import SetupWatch
 from perfscope.sources.runs.run import read_run
 from perfscope.wire.setup import LoaderRecord
@@ -85,3 +87,34 @@ def test_a_script_that_attaches_after_its_imports_records_set_up_garbage_and_sav
     assert sum(span[2] - span[1] for span in collections) <= run.steps[0].garbage_ns.sum() + max(
         span[2] - span[1] for span in collections
     )
+
+
+def test_the_fullest_of_the_used_devices_counts_at_the_first_steps_and_then_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved, read = {0: 100, 1: 0, 2: 0}, list[int]()
+
+    def stats(device: int) -> dict[str, Any]:
+        read.append(device)
+        held = reserved[device]
+        return {name: {"all": {"peak": held - less}} for name, less in (("allocated_bytes", 10), ("reserved_bytes", 0))}
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        current_device=lambda: 0,
+        memory_stats_as_nested_dict=stats,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    memory = DevicePeaks()
+    assert memory.read_at_step() == {"memory_peak_bytes": 90}
+    assert memory.read_beside() == {}
+    reserved[2] = 300
+    memory.read_at_step()
+    read.clear()
+    assert memory.read_at_step() == {"memory_peak_bytes": 290}
+    assert read == [0, 2]
+    assert not memory.is_read_beside
+    memory.read_at_step()
+    assert memory.is_read_beside
+    assert memory.read_beside() == {"memory_peak_bytes": 290}

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Generator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from perfscope.frameworks import FRAMEWORK_HOOKS, STEP_BOUNDARIES, WATCHED, FrameworkHooks
+from perfscope.hooks import start
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
+from perfscope.hooks.frameworks.torchtitan import patch_trainer
 from perfscope.hooks.frameworks.wrapping import argument, time_passes, wrap_functions, wrap_saves
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.start import LateCapture
+from tests.conftest import ROOT
 
 Running = Generator[None, Any, None]
 
@@ -149,3 +157,81 @@ def test_an_argument_is_found_wherever_a_version_puts_it() -> None:
     assert [argument(function, "model", args, kwargs) for function, args, kwargs in calls] == ["m"] * 3
     assert argument(new, "model", ("d",), {}) is None
     assert argument(SimpleNamespace(), "model", ("d",), {}) is None
+
+
+class Recorded:
+    """What the patches report to."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.steps = 0
+
+    def run_guarded(self, action: Any, *args: Any, **kwargs: Any) -> Any:
+        return action(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self.seen.append((name, args, kwargs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WATCHED.keys() - {"torch"}))  # of torch itself nothing is patched
+def test_a_function_that_moved_turns_its_feature_off_and_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module: Any = SimpleNamespace()
+    start.patch_module(WATCHED[name], name, module, Recorded())
+    message = capsys.readouterr().err
+    assert f"is off: this version of {name} differs" in message
+    assert vars(module) == {}
+
+
+@pytest.mark.slow
+def test_torchtitan_s_trainer() -> None:
+    class Trainer:
+        model_parts = ("part",)
+        gradient_accumulation_steps, num_pp_microbatches, step = 2, 4, 101
+
+        def train_step(self, data_iterator: object) -> str:
+            return "as before"
+
+    capture = Recorded()
+    patch_trainer(SimpleNamespace(Trainer=Trainer), capture)  # type: ignore[arg-type]
+    trainer = Trainer()
+    assert trainer.train_step(None) == "as before"
+    reports = {name: (args, kwargs) for name, args, kwargs in capture.seen}
+    assert list(reports) == ["arm", "on_step_begin", "set_model", "on_step_end"]
+    assert reports["on_step_end"] == (("torchtitan", trainer), {"micro_batches": 8, "iteration": 101})
+
+
+SHARED = {"__init__", "optimizer_steps", "wrapping"}
+
+
+@pytest.mark.parametrize("hooks", FRAMEWORK_HOOKS, ids=lambda hooks: hooks.file)
+def test_a_file_patches_what_its_entry_watches(hooks: FrameworkHooks) -> None:
+    patches = import_module(f"perfscope.hooks.frameworks.{hooks.file}").PATCHES
+    assert sorted(patches) == sorted(hooks.watches)
+    assert all(patches.values())
+
+
+def test_every_file_has_an_entry() -> None:
+    files = {file.stem for file in (ROOT / "hooks" / "frameworks").glob("*.py")} - SHARED
+    assert Counter(hooks.file for hooks in FRAMEWORK_HOOKS) == Counter(files)
+
+
+def test_every_file_that_watches_a_module_patches_it_and_no_boundary_has_the_priority_of_another() -> None:
+    assert Counter((module, file) for module, files in WATCHED.items() for file in files) == Counter(
+        (module, hooks.file) for hooks in FRAMEWORK_HOOKS for module in hooks.watches
+    )
+    assert WATCHED["transformers.trainer"] == ("library_saves",)
+    assert all(len(files) == len(set(files)) for files in WATCHED.values())
+    assert len(STEP_BOUNDARIES) == sum(len(hooks.boundaries) for hooks in FRAMEWORK_HOOKS)
+    assert len({boundary.priority for boundary in STEP_BOUNDARIES.values()}) == len(STEP_BOUNDARIES)
+
+
+def test_the_table_imports_nothing() -> None:
+    script = (
+        "import importlib.util, sys\n"
+        "before = set(sys.modules)\n"
+        f"spec = importlib.util.spec_from_file_location('table', {str(ROOT / 'perfscope' / 'frameworks.py')!r})\n"
+        "spec.loader.exec_module(importlib.util.module_from_spec(spec))\n"
+        "assert set(sys.modules) == before, set(sys.modules) - before\n"
+    )
+    subprocess.run([sys.executable, "-S", "-c", script], check=True, timeout=60)

@@ -16,6 +16,7 @@ from tests.hooks.reach.fake_launcher import calls, install
 
 pytestmark = pytest.mark.slow
 
+
 DDP: list[str | Path] = [sys.executable, SCRIPTS / "ddp.py"]
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHON_PERFSCOPE")
 
@@ -110,3 +111,24 @@ def test_what_keeps_srun_from_passing_variables_on_is_said_before_the_start() ->
     assert "SLURM_EXPORT_ENV=NONE" in find_obstacles(["srun", "python", "x.py"], {"SLURM_EXPORT_ENV": "NONE"})[0]
     assert find_obstacles(["srun", "--export=ALL,A=1", "python", "x.py"], {"SLURM_EXPORT_ENV": "ALL"}) == []
     assert find_obstacles(["python", "x.py", "--export=onnx"]) == []
+
+
+CODE = """
+import sys
+import torch.distributed.rpc, torch.optim, torch.utils.data, torch.utils.checkpoint
+ours = [name for name in sys.modules if name.startswith("perfscope")]
+print("loaded", *ours)
+"""
+#: The hooks' own files for torch, what they rest on, and the packages around these.
+MOST_MODULES = 24
+
+
+def test_a_process_that_never_trains_loads_hooks_and_no_records(tmp_path: Path) -> None:
+    ended = profile(sys.executable, "-c", CODE, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    (line,) = (line for line in ended.stdout.splitlines() if line.startswith("loaded "))
+    loaded = line.split()[1:]
+    assert "perfscope.hooks.frameworks.torch" in loaded, "torch is hooked"
+    heavy = [name for name in loaded if name.startswith("perfscope.wire") or name.endswith((".capture", ".secrets"))]
+    assert heavy == []
+    assert len(loaded) <= MOST_MODULES, loaded

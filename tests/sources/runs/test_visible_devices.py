@@ -12,6 +12,7 @@ from perfscope.analyzers import gpus as gpu_table
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.run import read_run
+from perfscope.sources.runs.stored import read_versions_at
 from perfscope.sources.runs.visible_devices import find_device, list_visible_devices
 from perfscope.tables.gpus import GpuSamples
 from perfscope.wire.records import RankRecord, to_line
@@ -92,3 +93,33 @@ def test_without_a_visible_device_there_is_nothing_to_report(variable: str, tmp_
     (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(to_line(record(visible_devices=variable)))
     with pytest.raises(MissingInput, match="CUDA_VISIBLE_DEVICES leaves the ranks none"):
         gpu_table.analyze(read_run(run))
+
+
+def test_versions_have_their_usual_names(tmp_path: Path) -> None:
+    stated = {
+        "schema": "perfscope/run/1",
+        "driver": "580.159.04\n580.159.04",
+        "python": "3.12.3",
+        "git_commit": "1f0c",
+        "environment": {"NCCL_VERSION": "2.27.1-1"},
+        "versions": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.28.3", "nvidia-cuda-runtime": "13.0", "numpy": "2.4"},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(stated))
+    (tmp_path / "ranks" / "00000").mkdir(parents=True)
+    (tmp_path / "ranks" / "00000" / "rank.json").write_text('{"torch": "2.11.0+cu130"}')
+    assert read_versions_at(str(tmp_path)) == {
+        "Driver": "580.159.04",
+        "Python": "3.12.3",
+        "Commit of the training code": "1f0c",
+        "CUDA": "13.0",
+        "NCCL": "2.28.3",
+        "NCCL of the image": "2.27.1-1",
+        "PyTorch": "2.11.0+cu130",
+        "numpy": "2.4",
+    }
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 99999])
+def test_a_file_that_states_no_versions(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    assert read_versions_at(str(tmp_path)) == {}
