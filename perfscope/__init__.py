@@ -32,22 +32,7 @@ _PUBLIC = {
     "open": ("perfscope.api.opened_run", "open_run"),
 }
 
-__all__ = [
-    "DISTRIBUTION",
-    "Absent",
-    "ComparedRuns",
-    "Findings",
-    "MissingInput",
-    "OpenedRun",
-    "Page",
-    "PerfscopeError",
-    "Result",
-    "Results",
-    "SourceError",
-    "UsageError",
-    "__version__",
-    "open",
-]
+__all__ = ["DISTRIBUTION", "__version__", *_PUBLIC]  # noqa: PLE0604 - its keys are strings
 
 
 def __getattr__(name: str) -> object:

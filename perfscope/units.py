@@ -48,9 +48,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", re.ASCII)
 
 def parse_parameters(text: str) -> int:
     """Read a model size such as ``52B``, ``7.5B``, ``125M`` or ``52e9``; ``UsageError`` where it is none of a model."""
-    parameters = _parse_count(text)
-    if parameters is None:
-        raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M; B is 10**9")
+    parameters = _parse_count(text, "a model size", "52B, 7.5B or 125M")
     if not 0 < parameters <= _LARGEST_COUNT:
         raise UsageError(f"a model size of {text} is not possible")
     if parameters < KILO:
@@ -60,24 +58,21 @@ def parse_parameters(text: str) -> int:
 
 def parse_tokens(text: str) -> int:
     """Read a number of tokens such as ``260B``, ``3.5T`` or ``2.5e9``; ``UsageError`` where it is none."""
-    tokens = _parse_count(text)
-    if tokens is None:
-        raise UsageError(f"{text!r} is not a number of tokens", hint="write it as 260B, 3.5T or 300M; B is 10**9")
+    tokens = _parse_count(text, "a number of tokens", "260B, 3.5T or 300M")
     if not 0 < tokens <= _LARGEST_COUNT:
         raise UsageError(f"{text} tokens are not possible")
     return tokens
 
 
-def _parse_count(text: str) -> int | None:
-    """A number with a suffix such as B; None where the text is none."""
+def _parse_count(text: str, meaning: str, examples: str) -> int:
+    """A number with a suffix such as B; ``UsageError`` where the text is none."""
     match = _COUNT.fullmatch(text.strip())
-    suffix = match["suffix"].upper() if match else ""
-    if match is None or suffix not in _COUNT_SUFFIXES:
-        return None
     try:
-        return int(Decimal(match["number"].replace("_", "")) * _COUNT_SUFFIXES[suffix])
+        if match is not None and (suffix := match["suffix"].upper()) in _COUNT_SUFFIXES:
+            return int(Decimal(match["number"].replace("_", "")) * _COUNT_SUFFIXES[suffix])
     except (DecimalException, OverflowError, ValueError):
-        return None
+        pass
+    raise UsageError(f"{text!r} is not {meaning}", hint=f"write it as {examples}; B is 10**9")
 
 
 def parse_duration_ns(text: str) -> int:

@@ -127,7 +127,7 @@ class Variant:
     @property
     def changes(self) -> tuple[str, ...]:
         """The options that are switched on."""
-        return (*(("recompute",) if self.recompute else ()), *(("compile",) if self.compile else ()))
+        return tuple(name for name in ("recompute", "compile") if getattr(self, name))
 
     @property
     def processes(self) -> int:
@@ -135,12 +135,7 @@ class Variant:
         return self.nproc if self.facts.processes is Processes.ONE_A_DEVICE else 1
 
 
-OPTION_SETS = {
-    "plain": (),
-    "recompute": ("recompute",),
-    "compile": ("compile",),
-    "recompute+compile": ("recompute", "compile"),
-}
+OPTION_SETS = ("plain", "recompute", "compile", "recompute+compile")
 _PRECISIONS = ("fp32", "bf16")
 
 
@@ -154,12 +149,12 @@ def expand_matrix(strategies: str, nproc: str, precision: str, options: str) -> 
     if not all(word.isdigit() and int(word) > 0 for word in words):
         raise UsageError(f"--nproc {nproc} is not a list of numbers", hint="write --nproc 1,2,4")
     precisions, changes = precision.split(","), options.split(",")
-    for kind, names, known in (("precision", precisions, _PRECISIONS), ("option", changes, tuple(OPTION_SETS))):
+    for kind, names, known in (("precision", precisions, _PRECISIONS), ("option", changes, OPTION_SETS)):
         unknown = [name for name in names if name not in known]
         if unknown:
             raise UsageError(f"there is no {kind} {unknown[0]!r}", hint=f"some of: {', '.join(known)}")
     return order_variants(
-        Variant(strategy, number, one, "recompute" in OPTION_SETS[change], "compile" in OPTION_SETS[change])
+        Variant(strategy, number, one, recompute="recompute" in change, compile="compile" in change)
         for one, change in product(precisions, changes)
         for strategy in choose_strategies(strategies.split(","))
         for number in _choose_nprocs(STRATEGIES[strategy], sorted(set(map(int, words))))

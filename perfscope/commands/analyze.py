@@ -142,12 +142,10 @@ def analyze(
     `--only` shows a part: `late_ranks` which rank is late and why, `goodput` a job over its restarts, `memory` what
     filled the memory, `bubble` the idle time of a pipeline.
     """
-    if tables.depth is not None:
-        require_positive("--depth", tables.depth)
-    if where.workers is not None:
-        require_positive("--workers", where.workers)
-        if where.dask is not None:
-            raise UsageError("--workers are processes of this machine; the cluster of --dask has its own")
+    require_positive("--depth", tables.depth)
+    require_positive("--workers", where.workers)
+    if where.workers is not None and where.dask is not None:
+        raise UsageError("--workers are processes of this machine; the cluster of --dask has its own")
     shows_progress = not context.find_root().params.get("quiet")
     if stated.peak is not None:
         check_dense(stated.peak, stated.dtype or Dtype.BF16, None)

@@ -53,9 +53,9 @@ def logs(
         raise UsageError(f"--warmup must be at least 0, not {warmup}")
     overrides = Overrides(
         parameters=None if size is None else parse_parameters(size),
-        gpus=None if gpus is None else require_positive("--gpus", gpus),
-        seq_len=None if seq_len is None else require_positive("--seq-len", seq_len),
-        samples=None if gbs is None else require_positive("--gbs", gbs),
+        gpus=require_positive("--gpus", gpus),
+        seq_len=require_positive("--seq-len", seq_len),
+        samples=require_positive("--gbs", gbs),
         checkpointing=checkpointing,
         warmup=warmup,
     )

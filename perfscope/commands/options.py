@@ -23,12 +23,13 @@ from perfscope.sources.runs.folder import find_newest
 from perfscope.wire import RUNS_FOLDER
 
 _T = TypeVar("_T")
+_N = TypeVar("_N", int, int | None)
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
 
 
-def require_positive(name: str, value: int) -> int:
-    """Return a count; raises ``UsageError`` where it is below 1."""
-    if value < 1:
+def require_positive(name: str, value: _N) -> _N:
+    """Return a count, or None where none was typed; raises ``UsageError`` where it is below 1."""
+    if value is not None and value < 1:
         raise UsageError(f"{name} must be at least 1, not {value}")
     return value
 

@@ -152,6 +152,11 @@ def _title(choice: ModelChoice) -> str:
     return f"{choice.transformer.name} ({size})"
 
 
+_DIMENSIONS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "padded_vocabulary", "tied", "mtp_layers",
+)  # fmt: skip
+
+
 def _model_data(choice: ModelChoice, seq_len: int) -> dict[str, Json]:
     model = choice.transformer
     if model is None:
@@ -167,20 +172,11 @@ def _model_data(choice: ModelChoice, seq_len: int) -> dict[str, Json]:
         "seed_formula_parameters": bigscience_parameters(model.layers, model.hidden, model.vocabulary, seq_len)
         if has_gpt2_formula
         else None,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "kv_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "ffn": model.ffn,
-        "vocabulary": model.vocabulary,
-        "padded_vocabulary": model.padded_vocabulary,
-        "tied": model.tied,
+        **{name: getattr(model, name) for name in _DIMENSIONS},
         "gated": model.mlp_matrices == GATED_MATRICES,
         "experts": experts.routed if experts else None,
         "top_k": experts.active if experts else None,
         "latent_attention": model.latent is not None,
-        "mtp_layers": model.mtp_layers,
         "sliding_window": model.window,
     }
 
