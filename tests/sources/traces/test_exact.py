@@ -16,7 +16,9 @@ from perfscope.sources.traces import inflate
 from perfscope.sources.traces import reader as trace
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ALL_EVENTS, Trace
+from perfscope.sources.traces.records import KIND
+from perfscope.sources.traces.scan import _STARTS
+from perfscope.tables.trace import ALL_EVENTS, Events, Trace
 from tests.conftest import ROOT
 from tests.sources.traces import slow_parse
 from tests.sources.traces.making import (
@@ -284,3 +286,10 @@ def test_metadata_may_come_after_the_events(tmp_path: Path) -> None:
     path.write_text(in_microseconds(compact(content)))
     found = read_trace(path)
     assert (found.rank, found.world_size, found.base_ns, len(found.device)) == (3, 8, 5, 4)
+
+
+def test_the_first_letters_of_a_category_tell_its_kind() -> None:
+    kinds: dict[bytes, set[Events | None]] = {}
+    for name, letters in _STARTS.items():
+        kinds.setdefault(letters, set()).add(KIND.get(name))
+    assert all(len(kind) == 1 for kind in kinds.values())
