@@ -38,7 +38,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from perfscope.aggregation.tables import DEVIATIONS_OF_MEDIAN
 from perfscope.measures.statistics import CONFIDENCE
 from perfscope.report import SMALLEST_CHANGE, Json
 from perfscope.tables.columns import Float64
@@ -226,4 +225,4 @@ def _too_few(a: int, b: int) -> str:
 
 
 def _spread(values: Float64) -> float:
-    return DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(values - np.median(values))))
+    return float(np.median(np.abs(values - np.median(values)))) / NormalDist().inv_cdf(0.75)

@@ -43,7 +43,7 @@ FAR = 8
 #: How many outliers are shown, and how many groups: the farthest from the median.
 MOST_SHOWN = 16
 #: The standard deviation of a normal distribution over its median deviation, and over its mean one.
-DEVIATIONS_OF_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
+_OVER_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -185,7 +185,7 @@ def deviations(values: Floats) -> Floats:
     """How many standard deviations each value is from the median, by the median deviation; NaN where there is none."""
     median = np.nanmedian(values)
     distance = np.abs(values - median)
-    spread = DEVIATIONS_OF_MEDIAN * np.nanmedian(distance) or _OVER_MEAN * np.nanmean(distance)
+    spread = _OVER_MEDIAN * np.nanmedian(distance) or _OVER_MEAN * np.nanmean(distance)
     least = NEGLIGIBLE * abs(median) / FAR
     scale = max(float(spread), float(least))
     with np.errstate(over="ignore"):  # of numbers that are next to nothing

@@ -182,7 +182,7 @@ def suggest_gpus(typed: str) -> str:
     """Every value of ``--gpu`` without aliases, for people; before them those that are spelled much as a typed one."""
     import difflib  # few names are mistyped
 
-    listed = {name: gpu.name for gpu in gpus() for name in (gpu.name, *gpu.aliases)} | _document()["family"]
+    listed = {name: gpu.name for gpu in gpus() for name in (gpu.name, *gpu.aliases)} | read_data("hardware")["family"]
     near = dict.fromkeys(listed[name] for name in difflib.get_close_matches(_normalize(typed), listed))
     suggestion = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{suggestion}known: {', '.join(gpu.name for gpu in gpus())}"

@@ -18,6 +18,7 @@ from perfscope.bench.tables import (
     comparison_section,
     time_section,
 )
+from perfscope.result import to_object
 from tests.bench.examples import measurement, variant
 from tests.conftest import ROOT
 
@@ -125,7 +126,7 @@ def test_the_interval_and_the_ratio_are_students() -> None:
 def test_a_row_without_a_training_has_its_reason_and_no_figure() -> None:
     (row,) = sum_up([Measurement(TWO, 0, reason="out of memory: CUDA out of memory")])
     figures = ("samples_per_s", "samples_per_s_interval", "memory_change", "step_s", "tokens_per_s", "last_loss")
-    assert [row.data()[name] for name in figures] == [None] * 6
+    assert [to_object(row)[name] for name in figures] == [None] * 6
     assert row.notes == ("out of memory: CUDA out of memory",)
     assert compare_rows(row, rows_of({"single": [1.0]})["single"]) is None
 
