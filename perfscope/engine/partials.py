@@ -43,7 +43,7 @@ _PLACES = tuple(msgspec.msgpack.encode(f"\0trace {number}\0") for number in rang
 _IN_SENTENCES = "\0trace\0"
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: What partials depend on.
-_CODE = ("analyzers/**/*.py", "engine/*.py", "models/kernels.toml", "sources/**/*.py", "tables/*.py")
+_CODE = ("analyzers/**/*.py", "engine/*.py", "models/*.toml", "sources/**/*.py", "tables/*.py")
 
 
 def storable(recorded: Collection[str]) -> frozenset[str]:

@@ -19,15 +19,7 @@ class PassTotal:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.passes.MicroBatchRecord``.
-
-    Attributes:
-        device: The rank's position in the pipeline, and ``devices`` its length.
-        stages: Virtual stages of the model.
-        span_ns: From the beginning of the first pass to the end of the last one.
-        totals: By kind and virtual stage.
-        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage.
-    """
+    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.passes.MicroBatchRecord``."""
 
     rank: int
     attempt: int

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 class SaveTiming:
     """One call that saved, as one rank measured it, or one save as a log states it; absent is unknown.
 
+    See ``perfscope.wire.records.CheckpointRecord`` for what is not described here.
+
     Attributes:
         number: Which one of its process or log it is, from 0.
         rank, host: Absent for a log.
-        step: The training step after which it was saved.
         blocked_ns: How long it stalled training; absent where it was not timed.
         drained_ns: From the start of the save until all was on disk, where that was later.
-        asynchronous: Whether training continued while files were written.
-        source: What measured the time.
         attempt: 0 for the rank's first process in the run, 1 after a restart.
         stalls_ns: The intervals in which it stalled training, on a wall clock that all ranks share: its call, and
             waits for its end; empty for a log.
-        files: Path and size of each file; empty where it is certain that none was written.
     """
 
     number: int

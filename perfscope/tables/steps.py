@@ -60,33 +60,18 @@ class HostTimes:
 class Steps:
     """The training steps of one process, in order; masked is unknown, or that there was none.
 
+    See ``perfscope.wire.records.StepRecord`` for columns that are not described here.
+
     Attributes:
         attempt: 0 for the rank's first process in the run, 1 after a restart.
-        step: Number of the training step, from 1.
-        end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time of the step.
-        source: What detected that a step completed.
         window: ``""``, ``"warmup"``, ``"profiled"`` or ``"export"``.
-        skipped: The weights were not updated.
-        micro_batches: Forward passes in the step.
-        samples, tokens: What this rank took in.
-        global_samples: Samples over all ranks as the framework states them.
-        data_wait_ns: Time spent waiting for the data loader.
-        save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out.
-        draining: An asynchronous checkpoint save was writing during the step.
         stalled_elsewhere: This step waited for what another rank did besides training; see ``peer_stalls``.
         no_grad_ns: Time of validation and generation, which ``wall_ns`` leaves out; masked also where most steps have
             some: then it is a part of the step.
-        gap_ns: From the step's beginning to its first sign, a batch that is asked for or a forward pass.
         compile_ns, garbage_ns: Time of torch.compile, and of full collections of Python's garbage; parts of
             ``wall_ns``.
-        hook_ns: Time that perfscope's hooks took.
-        memory_peak_bytes: Peak device memory of tensors so far.
-        alloc_retries: How often the allocator freed its cache and tried again so far.
-        device_allocs: How often it asked the device for memory so far.
         host: What the host did; absent where the run did not record it.
         probes: Steps that were timed on the device.
-        iteration: The framework's own number of each step.
         peer_stalls: The steps in which it waited for another rank. Those for its collection of garbage are not among
             ``stalled_elsewhere``: it is a part of steps.
     """

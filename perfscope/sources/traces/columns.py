@@ -18,6 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
+from perfscope.models.data_files import read_data
 from perfscope.sources.traces.records import (
     DEVICE_CATEGORIES,
     FILL,
@@ -51,23 +52,14 @@ from perfscope.tables.trace import (
 LARGEST_US = 2.0**62 / NS_PER_US
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
-#: Operators that copy a result to the host, or need one of it.
-_WAITING = (
-    "item", "_local_scalar_dense", "nonzero", "is_nonzero", "_to_copy", "copy_", "masked_select", "_unique2",
-    "unique_dim", "unique_consecutive", "equal", "bincount", "repeat_interleave",
-)  # fmt: skip
-_OPERATOR = re.compile(rf"aten::(?:{'|'.join(_WAITING)})\Z")
+_NAMES = read_data("operators")["operators"]
+_OPERATOR = re.compile(rf"aten::(?:{'|'.join(_NAMES['waiting'])})\Z")
 #: Libraries and Python's own files are not the script's; a name is ``file(line): function``.
 _FUNCTION = re.compile(
     r"(?!torch/|<|nn\.Module|.*site-packages/|.*/lib/python\d|perfscope/|(?:contextlib|functools|threading|runpy)\.py\()"
     r".*\.py\(\d+\): "
 )
-#: Operators whose costs follow from numbers among their inputs, too; of others these are left out, because a
-#: learning rate that changes with each step would make every call a distinct one.
-_NEEDS_VALUES = re.compile(
-    r"conv|attention|varlen|\bfwd|\bbwd|embedding|topk|narrow|repeat|one_hot|sum|mean|amax|argmax|norm|cumsum|"
-    r"dropout|pad|upsample|pool|_to_copy|full|arange|softmax"
-)
+_NEEDS_VALUES = re.compile("|".join(_NAMES["needing_values"]))
 _LISTS = "TensorList"
 _NO_TENSORS = ("", "Scalar", "ScalarList", "Int", "Double", "Bool", "Str", "None", "GenericList")
 _Texts: TypeAlias = tuple[bytes, bytes, bytes, bytes]

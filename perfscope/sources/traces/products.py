@@ -1,8 +1,8 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
-Names tell which operators multiply: PyTorch's own, and those of libraries. Attention that PyTorch writes out as
-products of its own (``_math``) is not among them. They are collected with the operators that they call, so that each
-product is counted once. So are autograd's nodes: a product inside one that autograd tracks is computed again.
+Names tell which operators multiply: PyTorch's own, and those of libraries. They are collected with the operators that
+they call, so that each product is counted once. So are autograd's nodes: a product inside one that autograd tracks is
+computed again.
 """
 
 from __future__ import annotations
@@ -18,35 +18,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_US
+from perfscope.models.data_files import read_data
 from perfscope.sources.traces.columns import LARGEST_US, decode_list, to_ns
 from perfscope.sources.traces.stream import FAILURES, DoesNotFit, list_decoder, repair
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.products import ROUNDING_NS, Product, ProductCalls, Products, Scope, Scopes
 from perfscope.tables.trace import ABSENT
 
-_OF_PYTORCH = (
-    r"mm|addmm|_addmm_activation|bmm|baddbmm|_scaled_mm(?:_v2)?|_grouped_mm|_scaled_grouped_mm(?:_v2)?|_int_mm|"
-    r"_scaled_dot_product_(?!attention_math)\w*attention\w*|_(?:flash|efficient|cudnn)_attention_(?:forward|backward)|"
-    r"(?:_|cudnn_|miopen_|mkldnn_)?convolution(?!.*double)\w*|(?:_cudnn|miopen|mkldnn)_rnn(?:_layer)?(?:_backward)?"
-)
-_CHEAP = r"_softmax|gelu|silu|relu|native_layer_norm|_fused_rms_norm"
-_FLASH = r"_flash_attn_(?:varlen_)?(?:forward|backward)"
-#: Words in names of operators of libraries that multiply, and in those of their helpers that do not.
-_OF_LIBRARIES = (
-    r"gemm|matmul|_mm\b|attention|attn|fmha|\bmha_|flash_?mla|\bmla_decode|\bpa_|moe_forward|fused_moe|fused_experts|"
-    r"ck_moe_stage|asm_moe|\w*flash_(?:fwd|bwd)\b|\bvarlen_fwd\b|\b(?:fwd|bwd)\b|f8f8bf16|bf16bf16bf16|sage_fwd"
-)
-_HELPERS = r"cache|moe_sum|moe_sorting|moe_align|topk|metadata|schedule|_norm|all_?reduce|all_?gather|reduce_?scatter"
-#: Functions with a backward pass of their own, which have no namespace.
-_FUNCTIONS = (
-    r"FlashAttn\w*Func\w*|FusedAttn\w*|\w+FlashAttn\w*Func\w*|EvoformerAttention\w*|ConvBias\w*_\w*|"
-    r"_(?:LayerNorm)?(?:Linear|MLP)(?:Backward)?|_GroupedLinear(?:Backward)?|GroupedGemm\w*|"
-    r"LinearWith\w+|MatmulTo\w+|sage_fwd\w*"
-)
+_NAMES = {key: "|".join(patterns) for key, patterns in read_data("operators")["products"].items()}
 _NAME = re.compile(
-    rf"(?:aten::(?:(?P<pytorch>{_OF_PYTORCH})|(?P<cheap>{_CHEAP}))|flash_attn::(?P<flash>{_FLASH})|"
-    rf"(?P<library>(?!aten::|autograd::|torch::)\w+::(?=.*(?:{_OF_LIBRARIES}))(?!.*(?:{_HELPERS})).*)|"
-    rf"(?P<function>{_FUNCTIONS})|autograd::engine::evaluate_function: (?P<node>.*)|(?P<other_function>\w+))\Z"
+    rf"(?:aten::(?:(?P<pytorch>{_NAMES['pytorch']})|(?P<cheap>{_NAMES['cheap']}))|flash_attn::(?P<flash>{_NAMES['flash']})|"
+    rf"(?P<library>(?!aten::|autograd::|torch::)\w+::(?=.*(?:{_NAMES['libraries']}))(?!.*(?:{_NAMES['helpers']})).*)|"
+    rf"(?P<function>{_NAMES['functions']})|autograd::engine::evaluate_function: (?P<node>.*)|(?P<other_function>\w+))\Z"
 )
 _BACKWARD = re.compile(r"Backward\d*\Z")
 _COMPILED = "CompiledFunction"
