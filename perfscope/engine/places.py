@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from perfscope.errors import PerfscopeError, SourceError
-from perfscope.report import Cell, Json, Report, Section
+from perfscope.report import Report
 from perfscope.sources.stores.location import is_url, join
 from perfscope.sources.stores.reading import FOLDER, copy_stored, kind_of, list_below
 
@@ -41,31 +42,19 @@ class FilePlaces:
 
     def report(self, report: Report) -> Report:
         """A report that names URLs in place of copies, and what could not be copied."""
-        if not self.urls:
-            return report
-        data = {key: self._data(value) for key, value in report.data.items()}
-        warnings = (*self.damage, *map(self.name, report.warnings))
-        return Report(self.name(report.title), data, tuple(map(self._section, report.sections)), warnings)
+        named: Report = self._name_all(replace(report, warnings=(*self.damage, *report.warnings)))
+        return named if self.urls else report
 
-    def _section(self, section: Section) -> Section:
-        return replace(
-            section,
-            title=self.name(section.title),
-            rows=tuple(tuple(map(self._cell, row)) for row in section.rows),
-            notes=tuple(map(self.name, section.notes)),
-            drawing=self.name(section.drawing),
-            every=tuple(tuple(map(self._cell, row)) for row in section.every),
-        )
-
-    def _cell(self, cell: Cell) -> Cell:
-        return self.name(cell) if isinstance(cell, str) else cell
-
-    def _data(self, value: Json) -> Json:
+    def _name_all(self, value: Any) -> Any:  # noqa: ANN401 - a part of a report, whatever it is
         if isinstance(value, str):
             return self.name(value)
         if isinstance(value, Mapping):
-            return {self.name(key): self._data(entry) for key, entry in value.items()}
-        return [self._data(entry) for entry in value] if isinstance(value, Sequence) else value
+            return {self.name(key): self._name_all(entry) for key, entry in value.items()}
+        if isinstance(value, Sequence):
+            return tuple(map(self._name_all, value))
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{each.name: self._name_all(getattr(value, each.name)) for each in fields(value)})
+        return value
 
 
 @contextmanager
