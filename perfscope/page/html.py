@@ -21,8 +21,8 @@ from perfscope.report import Cell, Column, Section, escape_control_characters, s
 
 def render(document: PageDocument) -> str:
     """The whole page."""
-    style = style_variables() + style_rules() + _read_asset("page.css")
-    script = _read_asset("page.js") + _read_asset("timeline.js")
+    style = style_variables() + style_rules() + read_asset("page.css")
+    script = read_asset("page.js") + read_asset("timeline.js")
     policy = (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -103,7 +103,8 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _read_asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A file beside this module that a page is made of."""
     return files("perfscope.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from string import Template
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from perfscope.charts.palette import Colour
 from perfscope.charts.svg import LONGEST_TEXT
 from perfscope.constants import NS_PER_US
 from perfscope.engine.run import Analysis
+from perfscope.page.html import read_asset
 from perfscope.page.part import Drawn, rank_name, result_of
 from perfscope.report import Json, escape_control_characters
 from perfscope.tables.trace import ABSENT
@@ -58,27 +60,7 @@ def _write(timeline: JobTimeline) -> str:
     legend = "".join(f'<li><i class="swatch fill-{_COLOURS[index]}"></i>{STATES[index]}</li>' for index in used)
     if timeline.job.bubbles:
         legend += f'<li><i class="swatch fill-{Colour.BUBBLE}"></i>pipeline bubble</li>'
-    return (
-        '<div class="timeline" id="timeline-view"><div class="controls">'
-        '<button type="button" data-act="in" aria-label="Zoom in">+</button>'
-        '<button type="button" data-act="out" aria-label="Zoom out">&minus;</button>'
-        '<button type="button" data-act="left" aria-label="Earlier">←</button>'
-        '<button type="button" data-act="right" aria-label="Later">→</button>'
-        '<button type="button" data-act="all">All</button>'
-        '<label>Search <input type="search" id="timeline-search" autocomplete="off" spellcheck="false" '
-        'placeholder="kernel, collective, step 5, rank 3"></label>'
-        '<button type="button" data-act="previous" aria-label="Previous match">&lsaquo;</button>'
-        '<button type="button" data-act="next" aria-label="Next match">&rsaquo;</button>'
-        '<output id="timeline-matches" for="timeline-search"></output></div>'
-        '<canvas id="timeline-canvas" tabindex="0" role="application" aria-roledescription="timeline" '
-        'aria-label="Timeline of all ranks" aria-describedby="timeline-keys timeline-said"></canvas>'
-        '<p id="timeline-said" class="said" role="status"></p>'
-        f'<ul class="legend">{legend}</ul>'
-        '<p id="timeline-keys" class="faint">Drag to move, Ctrl + wheel or double click to zoom. With the keyboard: '
-        "<kbd>+</kbd> <kbd>&minus;</kbd> zoom, <kbd>←</kbd> <kbd>→</kbd> move, <kbd>↑</kbd> <kbd>↓</kbd> choose a "
-        "rank, <kbd>.</kbd> <kbd>,</kbd> next and previous stretch, <kbd>0</kbd> all, <kbd>/</kbd> search.</p>"
-        f'<script type="application/json" id="timeline-data">{data}</script></div>'
-    )
+    return Template(read_asset("timeline.html").replace("\n", "")).substitute(legend=legend, data=data)
 
 
 def _to_data(timeline: JobTimeline) -> dict[str, Json]:
