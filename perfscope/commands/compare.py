@@ -20,49 +20,42 @@ from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 
-Sides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="A B...",
-        help="Runs, traces, logs or saved results. Several runs of one side: a folder of runs, or A1,A2,A3.",
-        show_default="the two newest runs of runs/",
-    ),
-]
-FailOn = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Exit with status 3 where a change is beyond a limit, with its whole interval: 'loop_time>+3%', "
-        "step_time, 'tflops<-3%', 'memory>+5%', throughput, energy. May be repeated.",
-        show_default="none",
-    ),
-]
-Anyway = Annotated[
-    bool,
-    typer.Option("--anyway", help="Compare another model, batch or GPU count, too: per token."),
-]
-BetweenRuns = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=100,
-        help="Standard deviation of the median step between runs of the same code, in percent, for sides of one run.",
-        show_default="0.4",
-    ),
-]
-Operators = Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")]
-Save = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.json", help="Write the last one as a baseline, which is compared like a run."),
-]
-
 
 def compare(
-    sides: Sides = None,
-    fail_on: FailOn = None,
-    anyway: Anyway = False,
-    between_runs: BetweenRuns = None,
-    operators: Operators = False,
-    save: Save = None,
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A B...",
+            help="Runs, traces, logs or saved results. Several runs of one side: a folder of runs, or A1,A2,A3.",
+            show_default="the two newest runs of runs/",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Exit with status 3 where a change is beyond a limit, with its whole interval: 'loop_time>+3%', "
+            "step_time, 'tflops<-3%', 'memory>+5%', throughput, energy. May be repeated.",
+            show_default="none",
+        ),
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare another model, batch or GPU count, too: per token.")
+    ] = False,
+    between_runs: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help="Standard deviation of the median step between runs of the same code, in percent, for sides of one "
+            "run.",
+            show_default="0.4",
+        ),
+    ] = None,
+    operators: Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write the last one as a baseline, which is compared like a run."),
+    ] = None,
     format: ScreenFormat = None,
     section: Sections = None,
 ) -> Outcome:
