@@ -6,12 +6,15 @@ total; only a token's top-k experts count in the active parameters.
 
 from __future__ import annotations
 
+from functools import cache
+
 from perfscope.models.transformer import Transformer
 
 #: Sizes are written with one or two figures, so models that differ by a smaller share are of the same size.
 SAME_SIZE = 0.05
 
 
+@cache
 def total_parameters(model: Transformer) -> int:
     """All parameters that are stored, every expert counted."""
     return _count_parameters(model, model.experts.routed if model.experts else 0)
@@ -32,6 +35,7 @@ def position_parameters(model: Transformer) -> int:
     return model.positions * model.hidden
 
 
+@cache
 def layer_weights(model: Transformer, routed: int) -> int:
     """Weights of all layers with ``routed`` experts of each mixture; without norms and biases."""
     weights = model.full_layers * attention_weights(model) + model.dense_layers * dense_mlp_weights(model)
