@@ -324,5 +324,9 @@ def _why_section(ranking: Ranking) -> Section:
         f"Why: the step with {_describe(one)}",
         (Column("Term"), Column("Time (ms)"), Column("Share (%)")),
         rows,
-        (f"Constants, as shares of peaks, in tokens and in seconds: {values}.", f"Their source: {stack.source}."),
+        (
+            f"The terms add up to {one.seconds:.4g} s, without what computation hides. The last is a step's fixed time.",
+            f"Constants: {values}. Those in _s are seconds, small_tokens are tokens, others are shares of peaks.",
+            f"{'They were fitted, from' if ranking.calibration.rows else 'Their source:'} {stack.source}.",
+        ),
     )
