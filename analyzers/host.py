@@ -21,7 +21,7 @@ from perfscope.errors import MissingInput
 from perfscope.measures.nesting import Nesting
 from perfscope.measures.rank_labels import in_order
 from perfscope.report import MOST_ROWS, Cell, Section, long_table, percent_of
-from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Sums, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import Intervals, covered, union
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct
@@ -38,7 +38,7 @@ _LOADING = ("enumerate(DataLoader)",)
 BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of .*)?>")
 
 
-class HostParts(Figures, frozen=True, array_like=True):
+class HostParts(Sums, frozen=True, array_like=True):
     """Where the host's time went in nanoseconds: the parts add up to the window exactly."""
 
     window: int
@@ -57,9 +57,6 @@ class HostParts(Figures, frozen=True, array_like=True):
         "exposed_data_loading", NS_PER_US, "A loader is fetching, and neither of the two goes on."
     )
     other_us = InUnit("other", NS_PER_US, "The rest.")
-
-    def __add__(self, addend: HostParts) -> HostParts:
-        return HostParts(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
@@ -86,16 +83,6 @@ class OperatorTime(Figures, frozen=True, array_like=True):
     communication: Annotated[bool, Doc("Whether it communicates.")]
     self_us = InUnit("self_ns", NS_PER_US, "Its time without the operators inside it.")
     total_us = InUnit("total_ns", NS_PER_US, "Its time with them.")
-
-    def plus(self, addend: OperatorTime) -> OperatorTime:
-        """The calls of both."""
-        return OperatorTime(
-            name=self.name,
-            calls=self.calls + addend.calls,
-            self_ns=self.self_ns + addend.self_ns,
-            total_ns=self.total_ns + addend.total_ns,
-            communication=addend.communication,
-        )
 
 
 class OutsideTime(Figures, frozen=True, array_like=True):
@@ -362,12 +349,21 @@ def _operator_times(trace: Trace, is_communication: Bool) -> tuple[OperatorTime,
 
 
 def _add_up_operators(ranks: Sequence[HostRank]) -> tuple[OperatorTime, ...]:
-    added: dict[str, OperatorTime] = {}
+    by_name: dict[str, list[OperatorTime]] = {}
     for rank in ranks:
         for operator in rank.operators:
-            name = operator.name
-            added[name] = added[name].plus(operator) if name in added else operator
-    return tuple(sorted(added.values(), key=lambda operator: (-operator.self_ns, operator.name)))
+            by_name.setdefault(operator.name, []).append(operator)
+    added = (
+        OperatorTime(
+            name=name,
+            calls=sum(operator.calls for operator in own),
+            self_ns=sum(operator.self_ns for operator in own),
+            total_ns=sum(operator.total_ns for operator in own),
+            communication=own[-1].communication,
+        )
+        for name, own in by_name.items()
+    )
+    return tuple(sorted(added, key=lambda operator: (-operator.self_ns, operator.name)))
 
 
 def _label(rank: HostRank) -> str:

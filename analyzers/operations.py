@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from perfscope.analyzers.tflops.operation_counts import ENOUGH, TracedOperations, count_operations
+from perfscope.analyzers.tflops.operation_counts import ENOUGH, NotCountedOperator, TracedOperations, count_operations
 from perfscope.analyzers.tflops.precision import ProductPrecision, find_precision
 from perfscope.constants import TERA
 from perfscope.errors import MissingInput
@@ -18,17 +18,6 @@ from perfscope.models.hardware import lookup_gpu
 from perfscope.report import MOST_ROWS
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.trace import Trace
-
-
-class NotCountedOperator(Figures, frozen=True):
-    """An operator that multiplies and whose operations are not counted."""
-
-    operator: Annotated[str, Doc("Its name.")]
-    calls_per_step: Annotated[float, Doc("Calls in a step.")]
-    share: Annotated[float | None, Doc("Its share of the time of all kernels that multiply.")]
-
-    def __str__(self) -> str:
-        return self.operator if self.share is None else f"{self.operator} ({self.share:.1%} of the time)"
 
 
 class OperatorCount(Figures, frozen=True):
@@ -111,7 +100,7 @@ def _to_rank(rank: TracedOperations) -> RankOperations:
         recomputed_reason=repeats.reason or None,
         without_shapes=rank.without_shapes,
         covered=rank.covered,
-        not_counted=tuple(NotCountedOperator(*each) for each in rank.not_counted),
+        not_counted=rank.not_counted,
         replays=rank.replays,
         replays_share=rank.replays_share,
         precision=find_precision((), (rank,), lookup_gpu(rank.device_name)),

@@ -31,13 +31,13 @@ from perfscope.analyzers.collectives.process_groups import (
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Section, percent
-from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Sums, Table, figure
 from perfscope.tables.columns import Bool
 from perfscope.tables.intervals import covered
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 
-class OverlapTimes(Figures, frozen=True, array_like=True):
+class OverlapTimes(Sums, frozen=True, array_like=True):
     """Communication, and how much of it hides behind compute; the fields are nanoseconds."""
 
     communication: int
@@ -51,11 +51,6 @@ class OverlapTimes(Figures, frozen=True, array_like=True):
     def overlap_fraction(self) -> float | None:
         """``hidden_us / communication_us``; None without communication."""
         return self.hidden / self.communication if self.communication else None
-
-    def __add__(self, addend: OverlapTimes) -> OverlapTimes:
-        return OverlapTimes(
-            self.communication + addend.communication, self.hidden + addend.hidden, self.exposed + addend.exposed
-        )
 
 
 class AxisOverlap(Figures, frozen=True, array_like=True):
@@ -134,7 +129,8 @@ def members_by_group(trace: Trace, device: int) -> list[tuple[str, Bool]]:
     if not communicates.any():
         return []
     find_role = roles_in(trace)
-    transferred = "", True, "PP" if _is_in_pipeline(trace) else ""
+    described = {described_role(group.description) for group in trace.groups.values() if group.size > 1}
+    transferred = "", True, "PP" if "PP" in described or "pp" in trace.axes else ""
     kinds = [
         (call.group, is_point_to_point(call.operation), find_role(call.group, call.operation))
         for call in trace.collectives
@@ -174,8 +170,3 @@ def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[Ove
         times.append(OverlapTimes(communication.measure, hidden, exposed))
         accounted = accounted | communication
     return times
-
-
-def _is_in_pipeline(trace: Trace) -> bool:
-    stated = any(group.size > 1 and described_role(group.description) == "PP" for group in trace.groups.values())
-    return stated or "pp" in trace.axes

@@ -44,26 +44,21 @@ class Setup(Result, frozen=True):
         """One line for each thing that was seen; ranks that differ are in JSON."""
         first = self.ranks[0]
         notes = [f"Frameworks beside PyTorch: {', '.join(first.frameworks) or 'none'}."]
-        notes += [_describe_loader(loader) for loader in first.loaders]
+        notes += [
+            f"DataLoader: {loader.workers} workers, batches {'pinned' if loader.pin_memory else 'not pinned'}, "
+            f"{loader.starts} iterations begun."
+            for loader in first.loaders
+        ]
         if first.ddp is not None:
             unused = "on" if first.ddp.find_unused_parameters else "off"
             notes.append(f"DistributedDataParallel: {first.ddp.tensors} gradients, find_unused_parameters {unused}.")
         if first.optimizer is not None:
-            notes.append(_describe_optimizer(first.optimizer))
+            options = (("foreach", first.optimizer.foreach), ("fused", first.optimizer.fused))
+            stated = "".join(f", {name}={value}" for name, value in options if value is not None)
+            notes.append(f"Optimizer: {first.optimizer.name} of {first.optimizer.tensors} tensors{stated}.")
         if not self.are_alike:
             notes.append(f"These are rank {first.rank}'s; ranks differ, see `--format json`.")
         return (Section("Set-up", notes=tuple(notes)),)
-
-
-def _describe_loader(loader: LoaderRecord) -> str:
-    pinned = "pinned" if loader.pin_memory else "not pinned"
-    return f"DataLoader: {loader.workers} workers, batches {pinned}, {loader.starts} iterations begun."
-
-
-def _describe_optimizer(optimizer: OptimizerRecord) -> str:
-    options = (("foreach", optimizer.foreach), ("fused", optimizer.fused))
-    stated = "".join(f", {name}={value}" for name, value in options if value is not None)
-    return f"Optimizer: {optimizer.name} of {optimizer.tensors} tensors{stated}."
 
 
 def analyze(run: Run) -> Setup:

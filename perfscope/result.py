@@ -21,6 +21,7 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
+    Self,
     TypeAlias,
     get_args,
     get_origin,
@@ -152,6 +153,13 @@ class Figures(Struct, frozen=True):
     def data(self) -> Json:
         """The JSON of it."""
         return to_json(self)
+
+
+class Sums(Figures, frozen=True):
+    """A part of a result whose fields are numbers that add up."""
+
+    def __add__(self, addend: Self) -> Self:
+        return type(self)(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
 
 
 class Result(Figures, frozen=True, dict=True):

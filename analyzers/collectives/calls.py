@@ -114,12 +114,6 @@ def operation_named(text: str) -> str:
     return next((name for name, pattern in _PATTERNS if pattern.search(text)), "")
 
 
-def dtype_bytes(dtype: str) -> int | None:
-    """Bytes of one element, or None for a type that is not known."""
-    name = dtype.lower().removeprefix("c10::")
-    return _DTYPE_BYTES.get("float8" if name.startswith("float8") else name)
-
-
 def members_of(ranks: Sequence[int]) -> str:
     """The members of a group in a few bytes: else each of ten thousand ranks would carry a list of ten thousand.
 
@@ -134,7 +128,8 @@ def members_of(ranks: Sequence[int]) -> str:
 
 def size_of(operation: str, call: Collective) -> int:
     """The size of an operation as in nccl-tests, in bytes, or ABSENT."""
-    width = dtype_bytes(call.dtype)
+    name = call.dtype.lower().removeprefix("c10::")
+    width = _DTYPE_BYTES.get("float8" if name.startswith("float8") else name)
     elements = call.out_elements if operation in _SIZED_BY_OUTPUT else call.in_elements
     return ABSENT if width is None or elements is None else elements * width
 

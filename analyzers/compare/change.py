@@ -41,6 +41,7 @@ from scipy.special import stdtrit
 from perfscope.measures.statistics import CONFIDENCE
 from perfscope.report import SMALLEST_CHANGE, Json
 from perfscope.tables.columns import Float64
+from perfscope.units import format_count
 
 #: Standard deviation of a median between runs of the same code, as a share, where no side has several.
 BETWEEN_RUNS = 0.004
@@ -141,7 +142,9 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE, betw
     if max(len(a.runs), len(b.runs)) > 1:
         half = _half_width_of_runs(a.centres, b.centres, confidence)
     elif min(a.count, b.count) <= 1:
-        return Delta(a.centre, b.centre, None, Variation.NONE, _too_few(a.count, b.count))
+        steps = f"{a.count:,} against {b.count:,} steps"
+        steps = f"{format_count(a.count, 'step')} of each side" if a.count == b.count else steps
+        return Delta(a.centre, b.centre, None, Variation.NONE, f"{steps}: an interval needs at least 2 of each")
     else:
         variation = Variation.STEPS
         between = BETWEEN_RUNS if between_runs is None else between_runs
@@ -217,11 +220,6 @@ def _half_width_of_runs(a: Sequence[float], b: Sequence[float], confidence: floa
     several = max(a, b, key=len)
     variance, freedom = _error_of_mean(several)
     return _welch_half_width(_Error(variance * (len(several) + 1), freedom), _Error(0.0, 1), confidence)
-
-
-def _too_few(a: int, b: int) -> str:
-    counts = f"{a:,} against {b:,} steps" if a != b else f"{a:,} step{'s' if a != 1 else ''} of each side"
-    return f"{counts}: an interval needs at least 2 of each"
 
 
 def _spread(values: Float64) -> float:

@@ -8,7 +8,7 @@ from shlex import join, quote
 
 from perfscope.analyzers.compare.change import Delta
 from perfscope.analyzers.compare.comparison import BudgetChange, Comparison, Judgement, TermChange, judge
-from perfscope.analyzers.compare.side import Cause, Compared, Origin, Side, TrainedSetup
+from perfscope.analyzers.compare.side import Cause, Compared, Origin, Side
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US, US_PER_S
 from perfscope.report import (
     NEGLIGIBLE,
@@ -63,7 +63,10 @@ def describe_verdict(comparison: Comparison) -> str:
     change = comparison.deciding
     assert change is not None
     assert change.interval is not None
-    return f"{names}: {_in_words(comparison.verdict, change)}: {_times(comparison)}{_advise(comparison)}"
+    advice = ""
+    if comparison.verdict is Judgement.NOT_SURE:
+        advice = f"; run each side {'three times' if _runs(comparison) == 1 else 'more often'}"
+    return f"{names}: {_in_words(comparison.verdict, change)}: {_times(comparison)}{advice}"
 
 
 def _in_words(verdict: Judgement, change: Delta) -> str:
@@ -100,12 +103,6 @@ def _times(comparison: Comparison) -> str:
         return f"{format_seconds(change.a)} to {format_seconds(change.b)} a step"
     count = counts.pop()
     return f"{format_seconds(count * change.a)} to {format_seconds(count * change.b)} for {format_count(count, 'step')}"
-
-
-def _advise(comparison: Comparison) -> str:
-    if comparison.verdict is not Judgement.NOT_SURE:
-        return ""
-    return "; run each side three times" if _runs(comparison) == 1 else "; run each side more often"
 
 
 def _runs(comparison: Comparison) -> int:
@@ -211,9 +208,18 @@ def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
     """Tables of at most so many rows each."""
     sections = [section for section in (_in_short(comparison), _figures(comparison)) if section is not None]
     if comparison.limits:
-        sections.append(_limits(comparison, most_rows))
+        limits = [(shorten(verdict.limit), verdict.reason) for verdict in comparison.limits]
+        shown, left_out = first_rows(limits, most_rows)
+        note = "A limit is exceeded where the whole interval lies beyond it."
+        sections.append(Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out)))
     if comparison.setup:
-        sections.append(_setup(comparison, most_rows))
+        effect = "refused" if comparison.is_refused else "per token"
+        facts = [
+            (each.fact, shorten(each.a), shorten(each.b), effect if each.forbids else "compared")
+            for each in comparison.setup
+        ]
+        columns = Column("Fact"), Column("A"), Column("B"), Column("")
+        sections.append(Section("Different set-up", columns, *first_rows(facts, most_rows)))
     if comparison.budget is not None:
         sections.append(_budget(comparison.budget, most_rows))
     return tuple(sections)
@@ -276,17 +282,11 @@ def _describe(side: Side) -> str:
     runs = side.step_time_s.runs if side.step_time_s else ()
     counts = sorted({len(run) for run in runs})
     steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else "".join(map(str, counts))
-    setup = _describe_setup(side.setup)
-    counted = f"{len(runs)} runs of {steps} steps" if len(runs) > 1 else f"{steps or 'no'} steps"
-    return ", ".join(part for part in (_KINDS[side.kind], counted, setup) if part)
-
-
-def _describe_setup(setup: TrainedSetup) -> str:
-    parts = []
-    if setup.parameters is not None:
-        parts.append(f"{setup.parameters:,} parameters")
-    if setup.gpus is not None:
-        parts.append(f"{setup.gpus} x {shorten(setup.device or 'unknown device')}")
+    parts = [_KINDS[side.kind], f"{len(runs)} runs of {steps} steps" if len(runs) > 1 else f"{steps or 'no'} steps"]
+    if side.setup.parameters is not None:
+        parts.append(f"{side.setup.parameters:,} parameters")
+    if side.setup.gpus is not None:
+        parts.append(f"{side.setup.gpus} x {shorten(side.setup.device or 'unknown device')}")
     return ", ".join(parts)
 
 
@@ -297,24 +297,6 @@ def _interval(change: Delta) -> tuple[Cell, Cell]:
     return f"{low * 100:+.2f} to {high * 100:+.2f}", {
         "steps": "steps of one run each", "runs": "runs", "none": "nothing: a count"
     }[change.variation]  # fmt: skip
-
-
-def _limits(comparison: Comparison, most_rows: int) -> Section:
-    rows = [(shorten(verdict.limit), verdict.reason) for verdict in comparison.limits]
-    shown, left_out = first_rows(rows, most_rows)
-    note = "A limit is exceeded where the whole interval lies beyond it."
-    return Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out))
-
-
-def _setup(comparison: Comparison, most_rows: int) -> Section:
-    effect = "refused" if comparison.is_refused else "per token"
-    rows = [
-        (difference.fact, shorten(difference.a), shorten(difference.b), effect if difference.forbids else "compared")
-        for difference in comparison.setup
-    ]
-    return Section(
-        "Different set-up", (Column("Fact"), Column("A"), Column("B"), Column("")), *first_rows(rows, most_rows)
-    )
 
 
 def _budget(budget: BudgetChange, most_rows: int) -> Section:
@@ -383,17 +365,12 @@ def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
             )
         )
     columns = (
-        Column("B"),
-        Column("Verdict"),
-        Column("A step (ms)", 3),
-        Column("Change (%)", 2),
-        Column("Interval (%)"),
+        Column("B"), Column("Verdict"), Column("A step (ms)", 3), Column("Change (%)", 2), Column("Interval (%)"),
         Column("Limits exceeded"),
-    )
+    )  # fmt: skip
     shown, left_out = first_rows(rows, most_rows)
-    confidence = comparisons[0].confidence
     note = (
-        f"Each interval has a confidence of {confidence:.2%}, so that all {len(comparisons)} hold together with 95 % "
-        "(Bonferroni)."
+        f"Each interval has a confidence of {comparisons[0].confidence:.2%}, so that all {len(comparisons)} hold "
+        "together with 95 % (Bonferroni)."
     )
     return Section("Verdicts", columns, shown, (note, *left_out))

@@ -34,7 +34,7 @@ from perfscope.analyzers.postmortem.places import (
 from perfscope.constants import NS_PER_S
 from perfscope.report import Cell, Column, Json, Report, Row, Section, escape_control_characters
 from perfscope.result import to_json, to_object
-from perfscope.tables.postmortem import CodeLine, CollectiveCall, Death, PostMortem, RankState
+from perfscope.tables.postmortem import CodeLine, CollectiveCall, PostMortem, RankState
 from perfscope.units import format_ranges
 
 
@@ -151,15 +151,14 @@ class _Case:
             text = f"collective {difference.sequence} of group {difference.group} differs: {sides}"
             return self._answer(Reason.UNKNOWN, tuple(sorted(difference.calls)), text, event=difference)
         right = next(call for rank, call in difference.calls.items() if rank not in culprits)
-        wrong = difference.calls[culprits[0]]
-        reason = self._compare(culprits[0], wrong, {Token(right.group, signature_of(right))})
+        usual, wrong = Token(right.group, signature_of(right)), difference.calls[culprits[0]]
+        reason = self._compare(culprits[0], wrong, {usual})
         text = (
             f"{_ranks(culprits)} called {signature_of(wrong)} as collective {difference.sequence} of group "
-            f"{difference.group}, where the others called {signature_of(right)}"
+            f"{difference.group}, where the others called {usual.signature}"
         )
-        return self._answer(
-            reason, culprits, text, line=own_line(wrong.frames), event=difference, right=right, wrong=wrong
-        )
+        line = own_line(wrong.frames)
+        return self._answer(reason, culprits, text, line=line, event=difference, wrong=wrong, usual=usual)
 
     def _pick_culprits(self, difference: MatchedCollective, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The smaller set; of two of the same size the one that did something else before in the same place."""
@@ -248,14 +247,8 @@ class _Case:
             call = next(iter(absence.calls.values()))
             what = f"has not come to {signature_of(call)}, collective {absence.sequence} of group {absence.group}"
             return self._explain_busy(self._busy(absence.missing), what, absence)
-        waiting_elsewhere = [
-            (
-                absence,
-                tuple(rank for rank in absence.missing if rank in self.ranks and self.places.get(rank) is not None),
-            )
-            for absence in self.matching.absences
-        ]
-        for absence, ranks in waiting_elsewhere:
+        for absence in self.matching.absences:
+            ranks = tuple(rank for rank in absence.missing if self.places.get(rank) is not None)
             if ranks and len(ranks) < self.evidence.world_size:
                 return self._explain_elsewhere(absence, ranks)
         return None
@@ -288,15 +281,11 @@ class _Case:
     def _busy(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those of some ranks that wait for nobody: they run, or their process has ended."""
         busy = []
-        for rank in ranks:
-            state = self.ranks.get(rank)
-            if state is None:
-                continue
-            spot = self.places.get(rank)
-            has_left = spot is None and (state.has_ended or state.death is not None)
-            if has_left or (spot is not None and not spot.waits):
+        for rank in self.ranks.keys() & set(ranks):
+            state, spot = self.ranks[rank], self.places.get(rank)
+            if not spot.waits if spot is not None else state.has_ended or state.death is not None:
                 busy.append(rank)
-        return tuple(busy)
+        return tuple(sorted(busy, key=ranks.index))
 
     def _explain_busy(self, ranks: tuple[int, ...], what: str, event: MatchedCollective | None) -> Diagnosis:
         spot = self.places.get(ranks[0])
@@ -346,14 +335,12 @@ class _Case:
         *,
         line: CodeLine | None = None,
         event: MatchedCollective | None = None,
-        right: CollectiveCall | None = None,
         wrong: CollectiveCall | None = None,
         usual: Token | None = None,
     ) -> Diagnosis:
         waiting = tuple(
             rank for rank, spot in sorted(self.places.items()) if rank not in ranks and spot is not None and spot.waits
         )
-        expected = usual or (Token(right.group, signature_of(right)) if right is not None else None)
         actual = None if wrong is None else Token(wrong.group, signature_of(wrong))
         return Diagnosis(
             reason,
@@ -362,7 +349,7 @@ class _Case:
             line,
             event.group if event is not None else wrong.group if wrong is not None else None,
             event.sequence if event is not None else wrong.sequence if wrong is not None else None,
-            None if expected is None else str(expected),
+            None if usual is None else str(usual),
             None if actual is None else str(actual),
             waiting,
         )
@@ -446,8 +433,7 @@ class Summary:
         columns = tuple(map(Column, ("Rank", "Host", "Steps", "Idle (s)", "Last collective", "In", "End")))
         rows = tuple(self._rank_row(state) for _, state in sorted(self.evidence.ranks.items()))
         missing = [rank for rank in range(self.evidence.world_size) if rank not in self.evidence.ranks]
-        named = f"rank{'s' if len(missing) > 1 else ''} {format_ranges(missing)}"
-        notes = (f"Nothing is known of {named}.",) if missing else ()
+        notes = (f"Nothing is known of {_ranks(missing)}.",) if missing else ()
         return Section("Ranks", columns, rows, notes)
 
     def _rank_row(self, state: RankState) -> Row:
@@ -461,7 +447,7 @@ class Summary:
             idle_s,
             None if last is None else f"{last.sequence} {signature_of(last)}",
             None if spot is None else str(spot),
-            _describe_end(state.death, state),
+            _describe_end(state),
         )
 
     def _calls_section(self) -> Section | None:
@@ -486,7 +472,8 @@ def _place_of(state: RankState) -> CodePlace | None:
     return locate(state.stack.frames) if state.stack is not None else None
 
 
-def _describe_end(death: Death | None, state: RankState) -> str | None:
+def _describe_end(state: RankState) -> str | None:
+    death = state.death
     if state.failure is not None:
         return state.failure.error
     if death is None:

@@ -196,16 +196,18 @@ def find_first_failure(evidence: PostMortem, *, with_libraries: bool = False) ->
 
 def describe_unknown(evidence: PostMortem) -> str:
     """What is known where no rank can be named: whose process ended first."""
-    ends = [(state.death.wall_ns, state) for state in evidence.ranks.values() if state.death and not state.has_ended]
+    ends = [
+        (state.death.wall_ns, state.death.signal, state.rank)
+        for state in evidence.ranks.values()
+        if state.death and not state.has_ended
+    ]
     text = "the evidence does not show which rank is to blame"
     if not ends:
         return text
-    state = min(ends, key=lambda end: end[0])[1]
-    death = state.death
-    how = "how was not seen"
-    if death is not None and death.signal is not None:
-        how = f"by {_name(death.signal)}{', as launchers and people send it' if death.signal in _ASKED_TO_END else ''}"
-    return f"{text}; the process of rank {state.rank} ended first, {how}"
+    _, number, rank = min(ends, key=lambda end: end[0])
+    usual = ", as launchers and people send it" if number in _ASKED_TO_END else ""
+    how = "how was not seen" if number is None else f"by {_name(number)}{usual}"
+    return f"{text}; the process of rank {rank} ended first, {how}"
 
 
 def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailure]:

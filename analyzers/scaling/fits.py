@@ -118,17 +118,14 @@ def fit_law(law: str, configurations: Sequence[Configuration], predict: Sequence
     predictions = []
     for count in predict or (2 * largest,):
         one, speed = fit.throughput(np.asarray([1.0, float(count)])).tolist()
-        answer: Interval | str
+        interval = None
         if count > largest and is_one_node:
-            answer = "all runs are on one node: what a network between nodes costs was not measured"
+            why: str | None = "all runs are on one node: what a network between nodes costs was not measured"
         elif line is None:
-            answer = "with the global batch fixed, GPUs run out of work, and no law says where"
+            why = "with the global batch fixed, GPUs run out of work, and no law says where"
         else:
-            answer = line.predict(count)
-        why = answer if isinstance(answer, str) else None
-        predictions.append(
-            Prediction(count, speed, None if isinstance(answer, str) else answer, speed / count / one, why)
-        )
+            interval, why = line.predict(count)
+        predictions.append(Prediction(count, speed, interval, speed / count / one, why))
     return replace(fit, predictions=tuple(predictions))
 
 
@@ -154,15 +151,15 @@ class _Line:
         losses = [max(1 - exp(self.slope + sign * slope), 0.0) for sign in (1, -1)]
         return {"lambda": (exp(self.level - level), exp(self.level + level)), "loss": (losses[0], losses[1])}
 
-    def predict(self, gpus: int) -> Interval | str:
+    def predict(self, gpus: int) -> tuple[Interval | None, str | None]:
         """The interval that runs on these GPUs measure, or why they cannot tell."""
         terms = np.asarray([1.0, log2(gpus)])
         half = self.error * (1 + float(terms @ self.spread @ terms)) ** 0.5
         middle = self.level + self.slope * log2(gpus)
         low, high = gpus * exp(middle - half), gpus * exp(middle + half)
         if high - low > gpus * exp(middle):
-            return f"the interval is wider than the prediction itself ({low:.4g} to {high:.4g})"
-        return low, high
+            return None, f"the interval is wider than the prediction itself ({low:.4g} to {high:.4g})"
+        return (low, high), None
 
 
 def _fit_doubling(gpus: _Floats, speeds: _Floats) -> _Line:
@@ -182,9 +179,8 @@ def _fit_doubling(gpus: _Floats, speeds: _Floats) -> _Line:
 def _fit_amdahl(gpus: _Floats, speeds: _Floats) -> dict[str, float]:
     """N / X is a line over N; the serial share is 0 to 1."""
     times = gpus / speeds
-    first, further = np.linalg.lstsq(np.column_stack([1 / times, (gpus - 1) / times]), np.ones_like(times), rcond=None)[
-        0
-    ]
+    terms = np.column_stack([1 / times, (gpus - 1) / times])
+    first, further = np.linalg.lstsq(terms, np.ones_like(times), rcond=None)[0]
     serial = min(max(float(further / first), 0.0), 1.0) if first > 0 else 1.0
     shares = (1 + serial * (gpus - 1)) / times
     return {"lambda": float(shares @ shares / shares.sum()), "sigma": serial}

@@ -89,7 +89,10 @@ class Paces(NamedTuple):
 
 def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> Paces:
     """The pace of each rank's device over its replicas, and which GPUs it says nothing of."""
-    stages = _find_stages(run) if has_stages else dict.fromkeys((table.rank for table in tables), 0)
+    stages = dict.fromkeys((table.rank for table in tables), 0)
+    if has_stages:
+        stages = {record.rank: record.device for record in run.micro_batches}
+        stages |= {rank.rank: rank.parallel["pp"] for rank in run.ranks if "pp" in rank.parallel}
     clocks = _read_clocks(run)
     probed = {table.rank: table.probes for table in tables if len(table.probes) >= FEWEST_STEPS}
     is_whole = {rank: _is_whole_model(run, rank) for rank in probed}
@@ -126,11 +129,6 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     if untimed:
         unseen[f"fewer than {FEWEST_STEPS} of their steps were timed"] += untimed
     return Paces(tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()})
-
-
-def _find_stages(run: Run) -> dict[int, int]:
-    timed = {record.rank: record.device for record in run.micro_batches}
-    return timed | {rank.rank: rank.parallel["pp"] for rank in run.ranks if "pp" in rank.parallel}
 
 
 def _is_whole_model(run: Run, rank: int) -> bool:

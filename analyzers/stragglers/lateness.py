@@ -241,12 +241,9 @@ def without_peer_waits(excess: dict[HostPart, Float64], counted: Sequence[HostPa
     latest, before = late.copy(), late + np.maximum(blocked, 0)
     for ahead in range(1, _MOST_AHEAD + 1):
         latest[:, ahead:] = np.maximum(latest[:, ahead:], before[:, :-ahead])
-    return np.asarray(blocked - np.clip(_most_of_others(latest), 0, np.maximum(blocked, 0)), np.float64)
-
-
-def _most_of_others(values: Float64) -> Float64:
-    ordered = np.sort(values, axis=0)
-    return np.asarray(np.where(values == ordered[-1], ordered[-2], ordered[-1]), np.float64)
+    ordered = np.sort(latest, axis=0)
+    most_of_others = np.where(latest == ordered[-1], ordered[-2], ordered[-1])
+    return np.asarray(blocked - np.clip(most_of_others, 0, np.maximum(blocked, 0)), np.float64)
 
 
 class LateCause(Labelled):

@@ -20,9 +20,6 @@ from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import ABSENT, Trace, Work
 
-#: Operations of a call that do not follow from what the trace states.
-_UNKNOWN = -1
-
 
 class CountedCalls(NamedTuple):
     """The operations of a trace's products: each counted product, its runs and the operations of all of them.
@@ -45,11 +42,11 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
     calls, launches = products.calls, find_launches(trace, products)
     ran = ~launches.is_recorded
     flops = [count_flops(product) for product in products.products]
-    own = np.array([_UNKNOWN if count is None else count for count in flops], np.int64)[calls.product]
+    own = np.array([ABSENT if count is None else count for count in flops], np.int64)[calls.product]
     tree = CallTree(own, calls.part_of)
-    total_ns = tree.add_up(launches.kernel_ns)
+    total_ns = add_up(launches.kernel_ns, tree.parent)
     # A call around others that count may itself launch kernels of which nothing is known.
-    is_between = tree.is_around & (own == _UNKNOWN) & (launches.multiplying_ns > 0)
+    is_between = tree.is_around & (own == ABSENT) & (launches.multiplying_ns > 0)
     open_ns = np.where(tree.is_open, total_ns, np.where(is_between, launches.multiplying_ns, 0))
     not_counted: dict[str, tuple[int, int]] = {}
     for row in np.flatnonzero((tree.is_open | is_between) & ran).tolist():
@@ -77,26 +74,22 @@ class CallTree:
     """Which of nested calls count: inner ones, unless the one around them accounts for more than all of them."""
 
     def __init__(self, own: Int64, parent: Int64) -> None:
-        self._parent: list[int] = parent.tolist()
+        self.parent: list[int] = parent.tolist()
         alone: list[int] = own.tolist()
         inner = [0] * len(alone)
         for row in range(len(alone) - 1, -1, -1):  # a call stands before those inside it
-            if self._parent[row] != ABSENT:
-                inner[self._parent[row]] += max(alone[row], inner[row])
+            if self.parent[row] != ABSENT:
+                inner[self.parent[row]] += max(alone[row], inner[row])
         is_settled = [False] * len(alone)
-        for row, outer in enumerate(self._parent):
+        for row, outer in enumerate(self.parent):
             accounts_for_all = alone[row] >= 0 and (alone[row] > inner[row] or not inner[row])
             is_settled[row] = accounts_for_all or (outer != ABSENT and is_settled[outer])
-        is_inside = np.array([outer != ABSENT and is_settled[outer] for outer in self._parent], np.bool_)
+        is_inside = np.array([outer != ABSENT and is_settled[outer] for outer in self.parent], np.bool_)
         self.counts = np.array(is_settled, np.bool_) & ~is_inside
-        self.is_around = (self.add_up(self.counts.astype(np.int64)) > 0) & ~self.counts
+        self.is_around = (add_up(self.counts.astype(np.int64), self.parent) > 0) & ~self.counts
         is_open = ~np.array(is_settled, np.bool_) & ~self.is_around
-        is_inside_open = np.array([outer != ABSENT and bool(is_open[outer]) for outer in self._parent], np.bool_)
+        is_inside_open = np.array([outer != ABSENT and bool(is_open[outer]) for outer in self.parent], np.bool_)
         self.is_open = is_open & ~is_inside_open
-
-    def add_up(self, values: Int64) -> Int64:
-        """The values of each call and of all calls inside it."""
-        return add_up(values, self._parent)
 
 
 def add_up(values: Int64, parent: Sequence[int]) -> Int64:
@@ -127,7 +120,7 @@ def count_operators(trace: Trace) -> CountedOperators:
         nothing = np.zeros(0, np.int64)
         return CountedOperators(nothing, nothing, Nesting(nothing, nothing, nothing))
     own = _count_each(trace)
-    rows = np.flatnonzero(own != _UNKNOWN)
+    rows = np.flatnonzero(own != ABSENT)
     nesting = Nesting(operators.start_ns[rows], operators.end_ns[rows], operators.thread[rows])
     place = np.empty(len(rows), np.int64)
     place[nesting.order] = np.arange(len(rows))
@@ -144,7 +137,7 @@ def _count_each(trace: Trace) -> Int64:
     index, distinct_inputs = trace.details.inputs, trace.details.distinct_inputs
     keys = trace.operators.name.astype(np.int64) * (len(distinct_inputs) + 1) + index + 1
     values, inverse = np.unique(keys, return_inverse=True)
-    flops = np.full(len(values), _UNKNOWN, np.int64)
+    flops = np.full(len(values), ABSENT, np.int64)
     for place, key in enumerate(values.tolist()):
         name, number = divmod(key, len(distinct_inputs) + 1)
         if number:
@@ -152,7 +145,7 @@ def _count_each(trace: Trace) -> Int64:
             shapes = tuple(operand.shape if isinstance(operand, TensorInput) else () for operand in inputs.operands)
             operator = trace.names[name].removeprefix("aten::")
             count = count_flops(Product(operator, shapes, inputs.kinds, inputs.values))
-            flops[place] = _UNKNOWN if count is None else count
+            flops[place] = ABSENT if count is None else count
     return flops[inverse]
 
 

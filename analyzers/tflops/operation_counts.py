@@ -7,7 +7,7 @@ of operations is withheld where counted kernels take less than ``ENOUGH`` of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
 from msgspec import Struct, field
@@ -16,6 +16,7 @@ from perfscope.analyzers.tflops.counted_calls import count_calls
 from perfscope.analyzers.tflops.operator_rules import FIRST_IS_ADDED
 from perfscope.analyzers.tflops.repeats import IS_ATTENTION, Repeats, find_repeats
 from perfscope.constants import KILO
+from perfscope.result import Doc, Figures
 from perfscope.tables.kernel_precision import element_precision, product_precision
 from perfscope.tables.products import Products
 from perfscope.tables.trace import Trace, Work
@@ -27,12 +28,15 @@ _BACKWARD = "_backward"
 ENOUGH = 0.95
 
 
-class NotCounted(NamedTuple):
-    """An operator that multiplies and is not counted: its calls in a step, and its share of the time of all of them."""
+class NotCountedOperator(Figures, frozen=True):
+    """An operator that multiplies and whose operations are not counted."""
 
-    operator: str
-    calls: float
-    share: float | None
+    operator: Annotated[str, Doc("Its name.")]
+    calls_per_step: Annotated[float, Doc("Calls in a step.")]
+    share: Annotated[float | None, Doc("Its share of the time of all kernels that multiply.")]
+
+    def __str__(self) -> str:
+        return self.operator if self.share is None else f"{self.operator} ({self.share:.1%} of the time)"
 
 
 class TracedOperations(Struct, frozen=True, array_like=True):
@@ -54,7 +58,7 @@ class TracedOperations(Struct, frozen=True, array_like=True):
     by_precision: Mapping[str, float] = field(default_factory=dict)
     kernel_ns: Mapping[str, int] = field(default_factory=dict)
     device_name: str = ""
-    not_counted: tuple[NotCounted, ...] = ()
+    not_counted: tuple[NotCountedOperator, ...] = ()
     covered: float | None = None
     replays: int = 0
     replays_share: float | None = None
@@ -117,7 +121,7 @@ def count_operations(trace: Trace, products: Products) -> TracedOperations | Non
         kernel_ns=kernel_ns,
         device_name=next(iter(trace.devices), ""),
         not_counted=tuple(
-            NotCounted(operator, calls / in_a_step, share(kernels_ns))
+            NotCountedOperator(operator, calls / in_a_step, share(kernels_ns))
             for operator, (calls, kernels_ns) in counted.not_counted.items()
         ),
         covered=share(counted.counted_ns),

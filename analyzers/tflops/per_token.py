@@ -1,4 +1,4 @@
-"""Operations per token by the conventions that need the dimensions of the model."""
+"""Operations per token by the conventions that need the dimensions of the model; ``comparison`` has their sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def megatron_paper(model: Transformer, seq_len: int, checkpointing: Checkpointin
 
     With all activations recomputed ``96 L h^2 (1 + s/6h + V/16Lh)``, with none ``72 L h^2 (1 + s/6h + V/12Lh)``: logits
     are never recomputed. Selective recomputation repeats the attention scores, ``4 L s h`` more than none.
-    Sources: Narayanan et al. 2021, arXiv 2104.04473, equation 3; Korthikanti et al. 2022, arXiv 2205.05198, section 5.
     """
     layers, hidden = model.layers, model.hidden
     logits = 6 * hidden * vocabulary_rows(model)
@@ -42,7 +41,6 @@ def bigscience_code(model: Transformer, seq_len: int, checkpointing: Checkpointi
 
     ``24 k L h^2 (1 + s/6h + V/16Lh)`` with k passes, 32 in place of 24 for a gated MLP. The logits are scaled by k too,
     so that with 3 passes they count for three quarters of what they cost.
-    Source: bigscience-workshop/Megatron-DeepSpeed, megatron/training.py, ``training_log``.
     """
     layers, hidden = model.layers, model.hidden
     coefficient = 32 if model.mlp_matrices == GATED_MATRICES else 24
@@ -55,28 +53,19 @@ def megatron_core(model: Transformer, seq_len: int) -> int:
 
     Counts grouped queries, gates, experts (top-k, no router), latent attention with its norms, multi-token-prediction
     modules and the padded vocabulary; never recomputation. Windows, compressed attention and recurrent states count as
-    in Megatron-Bridge since container 26.06.
-    Sources: NVIDIA/Megatron-LM d98e8a6, megatron/training/training.py, ``num_floating_point_operations``;
-    NVIDIA-NeMo/Megatron-Bridge 067f987, src/megatron/bridge/training/utils/flop_utils.py, the same name.
+    in Megatron-Bridge since container 26.06 (067f987, src/megatron/bridge/training/utils/flop_utils.py).
     """
     return _megatron_products(model) + attention_matrix(model, seq_len, _CAUSAL)
 
 
 def megatron_bridge_before_26_06(model: Transformer, seq_len: int) -> int:
-    """Windows count as attention over the whole sequence, and of gates only SwiGLU's as a third matrix.
-
-    Sources: NVIDIA/Megatron-LM d98e8a6, ``num_floating_point_operations``; GPT OSS 120B in NVIDIA-NeMo/Megatron-Bridge
-    067f987, docs/performance-summary-archive.md, containers 25.11 to 26.04.01.
-    """
+    """Windows count as attention over the whole sequence, and of gates only SwiGLU's as a third matrix."""
     counted = model if model.is_swiglu else model._replace(mlp_matrices=PLAIN_MATRICES)
     return _megatron_products(counted) + attention_matrix(model, seq_len, _CAUSAL._replace(windows=False))
 
 
 def megatron_whole_attention(model: Transformer, seq_len: int) -> int:
-    """What Megatron-LM printed before 2025-03-06: the same products and the full attention matrix.
-
-    Source: NVIDIA/Megatron-LM, megatron/training/training.py before 8873b55 ("Fixes in number of floating-point ...").
-    """
+    """What Megatron-LM printed before 2025-03-06: the same products and the full attention matrix."""
     return _megatron_products(model) + attention_matrix(model, seq_len, _WHOLE)
 
 
@@ -105,28 +94,20 @@ def torchtitan(model: Transformer, seq_len: int) -> int:
     """What torchtitan prints as ``tflops``: parameters of matrix products and the full attention matrix.
 
     The embedding table is left out, also where it is tied: it does the work of the output layer then, which is not
-    counted. Norms and the router are counted, sliding windows and recurrent states are not looked at.
-    Source: pytorch/torchtitan v0.2.2, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops`` and
-    ``get_moe_model_nparams_and_flops``; the same since 0c6ca90 (2024-04-26). Before, all parameters counted.
+    counted. Norms and the router are counted, sliding windows and recurrent states are not looked at. The same since
+    0c6ca90 (2024-04-26), before all parameters counted.
     """
     parameters = active_parameters(model) - embedding_parameters(model) - position_parameters(model)
     return trained_products(model, parameters) + attention_matrix(model, seq_len, _WHOLE)
 
 
 def torchtitan_with_tied_table(model: Transformer, seq_len: int) -> int:
-    """What torchtitan's main branch prints since 2026-05-08: a tied table counts, as the output layer.
-
-    Source: pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops``.
-    """
+    """What torchtitan's main branch prints since 2026-05-08: a tied table counts, as the output layer."""
     return palm(model, seq_len) if model.tied else torchtitan(model, seq_len)
 
 
 def torchtitan_with_windows(model: Transformer, seq_len: int) -> int:
-    """What torchtitan's main branch prints since 2026-09: also windows, delta rules and prediction modules' logits.
-
-    Source: pytorch/torchtitan 01c01c8, torchtitan/models/utils.py, ``quadratic_attention_flops_per_token``,
-    ``delta_rule_flops_per_token``; pull requests 4300 and 4441.
-    """
+    """What torchtitan's main branch prints since 2026-09: also windows, delta rules and prediction modules' logits."""
     parameters = active_parameters(model) - position_parameters(model)
     # A module has logits, too, and projects each of the residual streams.
     parameters += model.mtp_layers * (embedding_parameters(model) + (model.streams - 1) * model.hidden**2)
@@ -136,10 +117,7 @@ def torchtitan_with_windows(model: Transformer, seq_len: int) -> int:
 
 
 def palm(model: Transformer, seq_len: int) -> int:
-    """``6N + 12 L H Q T`` with every parameter that a token uses, the embedding table too.
-
-    Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B; N with embeddings is the common reading of it.
-    """
+    """``6N + 12 L H Q T`` with every parameter that a token uses, the embedding table too: the common reading of N."""
     return trained_products(model, active_parameters(model)) + attention_matrix(model, seq_len, _WHOLE)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Self
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, percent, percent_of
-from perfscope.result import Doc, Figures, InUnit, figure
+from perfscope.result import Doc, Figures, InUnit, Sums, figure
 from perfscope.tables.intervals import covered
 from perfscope.tables.trace import DeviceEvents, Work
 
@@ -101,7 +101,7 @@ class LifePart(StrEnum):
     END = "end", "after the last step", Spent.END
 
 
-class Parts(Figures, frozen=True, array_like=True):
+class Parts(Sums, frozen=True, array_like=True):
     """Where a window went: ``compute + exposed_communication + exposed_copy + idle = window`` exactly.
 
     The fields are nanoseconds.
@@ -121,9 +121,6 @@ class Parts(Figures, frozen=True, array_like=True):
     exposed_communication_us = InUnit("exposed_communication", NS_PER_US, "Communication runs and no compute does.")
     exposed_copy_us = InUnit("exposed_copy", NS_PER_US, "A copy runs, and neither compute nor communication does.")
     idle_us = InUnit("idle", NS_PER_US, "Nothing runs.")
-
-    def __add__(self, addend: Parts) -> Parts:
-        return Parts(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
 
     @figure
     def overlap_fraction(self) -> float | None:

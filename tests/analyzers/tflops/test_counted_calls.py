@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.tflops.operation_counts import TracedOperations, count_operations
+from perfscope.analyzers.tflops.operation_counts import NotCountedOperator, TracedOperations, count_operations
 from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.products import Product
@@ -88,7 +88,7 @@ def test_what_cannot_be_counted_is_named_with_its_share_of_the_time(tmp_path: Pa
         *launched("flash_fwd_kernel", 9_100, 100, 5),  # outside of all operators
     ]
     operations = counted(tmp_path, events)
-    assert operations.not_counted == (("vllm::moe_forward", 1.0, 0.3),)
+    assert operations.not_counted == (NotCountedOperator("vllm::moe_forward", 1.0, 0.3),)
     assert operations.covered == 0.6
     assert (operations.flops_per_step, operations.tflops) == (PRODUCT, None)
     found = answer("analyze", tmp_path / "rank0.json", "--only", "operations")["results"]["operations"]["ranks"][0]
