@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.wire.host import DeviceProbe, HostWork
-from perfscope.wire.model import ModelRecord
-from perfscope.wire.passes import MicroBatchRecord
-from perfscope.wire.places import PlacesRecord
-from perfscope.wire.setup import SetupRecord
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Span(NamedTuple):
@@ -227,18 +226,7 @@ class RankRecord:
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=asdict)
 
 
-def to_line(
-    record: StepRecord
-    | WindowRecord
-    | MicroBatchRecord
-    | NoteRecord
-    | EndRecord
-    | CheckpointRecord
-    | RankRecord
-    | ModelRecord
-    | SetupRecord
-    | PlacesRecord,
-) -> bytes:
+def to_line(record: DataclassInstance) -> bytes:
     """Encode a record as one line, without the fields that are unknown."""
     return to_json_line(vars(record))
 

@@ -61,11 +61,6 @@ class ProgressBars:
         self._late_votes: Counter[int] = Counter()
         self._disturbance = 0
 
-    @property
-    def totals(self) -> tuple[int, ...]:
-        """The numbers of steps of all bars."""
-        return tuple(self._bars)
-
     def add(self, total: int, step: int, clock_s: int) -> None:
         """Add a state of the bar of a length, if it is no copy of another node's."""
         self._current = total

@@ -14,7 +14,6 @@ from types import GenericAlias
 from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from perfscope.constants import KIB, MIB
 from perfscope.sources.traces.metadata import LARGEST_PART_BYTES
@@ -47,23 +46,6 @@ class DoesNotFit(Exception):
     """The text departs from the layout of its trace."""
 
 
-class Salvage(Struct, Generic[_E], frozen=True):
-    """The events of a damaged text.
-
-    Attributes:
-        lost: How many could not be read at all.
-        end: Where the text ends that was looked at: after the last event of the list, if the list has an end.
-        is_closed: Whether the list of events has an end.
-        is_last_lost: Whether the last event of the text is among those that could not be read.
-    """
-
-    events: list[_E]
-    lost: int
-    end: int
-    is_closed: bool
-    is_last_lost: bool = False
-
-
 def repair(text: bytes) -> bytes:
     """Make valid JSON of the errors that exporters are known to write.
 
@@ -86,31 +68,6 @@ class Salvager(Generic[_E]):
         self._decode = decode
         self._bytes_to_mend = _MOST_MENDED_BYTES
 
-    def salvage(self, text: bytes) -> Salvage[_E]:
-        """Decode the events of a text that begins with one."""
-        starts = [match.end() - 1 for match in _EVENT_START.finditer(b"," + text)]
-        events: list[_E] = []
-        if not starts:
-            is_closed = text.lstrip().startswith(b"]")
-            lost = 0 if is_closed else int(bool(text.strip(b"]}, \r\n\t")))
-            return Salvage(events, lost, 0 if is_closed else len(text), is_closed, is_last_lost=bool(lost))
-        lost = index = 0
-        event: _E | None = None
-        while index < len(starts):
-            event, pieces = self._decode_at(text, starts, index)
-            stop = starts[index + 1] if index + 1 < len(starts) else len(text)
-            end = None if event is not None else end_of_event(text, starts[index], stop)
-            if end is not None and _END_OF_LIST.match(text, end):
-                last = self.read(text[starts[index] : end])
-                if last is not None:
-                    return Salvage([*events, last], lost, end, is_closed=True)
-            if event is None:
-                lost += 1
-            else:
-                events.append(event)
-            index += pieces
-        return Salvage(events, lost, len(text), is_closed=False, is_last_lost=event is None)
-
     def read(self, text: bytes) -> _E | None:
         """An event, mended where it had to be; None where it cannot be read."""
         try:
@@ -125,7 +82,7 @@ class Salvager(Generic[_E]):
         except FAILURES:
             return None
 
-    def _decode_at(self, text: bytes, starts: Sequence[int], index: int) -> tuple[_E | None, int]:
+    def read_at(self, text: bytes, starts: Sequence[int], index: int) -> tuple[_E | None, int]:
         """The event at a start, and how many starts are in it: those of objects that look like events."""
         ends = [*starts[index + 1 : index + _NESTED_PIECES], len(text)]
         if index + _NESTED_PIECES < len(starts):
@@ -227,13 +184,31 @@ class EventStream(Generic[_E]):
         yield self._salvage(len(self._rest)), b""
 
     def _salvage(self, end: int) -> list[_E]:
-        salvage = self._salvager.salvage(self._rest[:end])
-        self._rest = self._rest[salvage.end :]
-        self.is_closed = salvage.is_closed
-        self.lost += salvage.lost
-        self._is_last_lost = salvage.is_last_lost
-        self.events += len(salvage.events)
-        return salvage.events
+        """Decode the events of the rest up to ``end``, each by itself."""
+        text = self._rest[:end]
+        starts = [match.end() - 1 for match in _EVENT_START.finditer(b"," + text)]
+        events: list[_E] = []
+        index = 0
+        while index < len(starts):
+            event, pieces = self._salvager.read_at(text, starts, index)
+            stop = starts[index + 1] if index + 1 < len(starts) else len(text)
+            after = None if event is not None else end_of_event(text, starts[index], stop)
+            if after is not None and _END_OF_LIST.match(text, after):
+                event = self._salvager.read(text[starts[index] : after])
+                self.is_closed, end = event is not None, after if event is not None else end
+            if event is not None:
+                events.append(event)
+            self._is_last_lost = event is None
+            self.lost += event is None
+            index = len(starts) if self.is_closed else index + pieces
+        if not starts:
+            self.is_closed = text.lstrip().startswith(b"]")
+            self._is_last_lost = not self.is_closed and bool(text.strip(b"]}, \r\n\t"))
+            self.lost += self._is_last_lost
+            end = 0 if self.is_closed else end
+        self._rest = self._rest[end:]
+        self.events += len(events)
+        return events
 
 
 def chunks(blocks: Iterator[bytes]) -> Iterator[bytes]:
