@@ -49,7 +49,6 @@ class OnDemand(Struct):
     asked for. What goes wrong with them is said only then, so that an answer is the same either way.
 
     Attributes:
-        name: The analyzer.
         answers: What was measured of all traces, in their order.
         measure: Reads those that were not read for it, and answers in any order.
         damage: What went wrong; empty before they are asked for.
@@ -78,8 +77,6 @@ class Measurements(Struct):
         partials: Each analyzer's partials, in the order of the traces.
         damage: What is wrong with the traces, as sentences.
         readable: How many traces could be read, whole or in part.
-        first_path: The path of the first trace.
-        windows: Which windows they are of.
         notes: What a reader should know of partials that were not taken, as sentences.
         lacking: How many traces that are not at hand have nothing stored for an analyzer, by its name.
         on_demand: The partials of analyzers whose own results nobody wants, with their own damage.

@@ -26,7 +26,6 @@ class FilePlaces:
 
     Attributes:
         paths: A path for each location, in their order.
-        urls: The URL of each copy, by its path.
         damage: The files that could not be copied, as sentences.
     """
 

@@ -64,7 +64,6 @@ class Analysis(Struct, frozen=True):
 
     Attributes:
         inputs: The files and folders that were read.
-        skipped: The analyzers without a result.
         inapplicable: The analyzers that this training gives nothing to, with the reason; no report lists them.
         notes: How the traces were read, where that is worth a word, as sentences; they change no result.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
@@ -91,7 +90,6 @@ class Plan(Struct, frozen=True):
         depth: Levels that tables of trees show; the default ones where it is None.
         ceiling: What was measured on the machine, for operators to be compared with.
         rank_rule: How the rank of a trace that does not state it is found.
-        stated: What the user states of a run.
         is_fresh: Whether traces are read even where their partials stand beside them.
     """
 

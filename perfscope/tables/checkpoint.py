@@ -117,7 +117,6 @@ class Checkpoint:
     """One checkpoint.
 
     Attributes:
-        path: Its folder, or its file.
         tag: Its name in a folder of several; absent if the folder itself is the checkpoint.
         stated_parameters: The number of parameters that the checkpoint itself states; absent if it states none.
         checkpoints: All checkpoints in the same folder, this one included; empty for a single file.

@@ -13,7 +13,6 @@ class GpuSamples:
     """The samples of one GPU, in order of time. A value that was not reported or not read then is masked.
 
     Attributes:
-        uuid: Its UUID, in NVML and CUDA.
         index: Its number on the machine, in the order of PCI buses.
         power_limit_mw: The enforced power limit; this and what follows to ``sm_clock_max_mhz`` is None where unknown.
         lost_ns: When it stopped answering; None where it did not.

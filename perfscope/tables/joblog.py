@@ -40,8 +40,6 @@ class Iterations:
         tokens_per_s_per_gpu: Tokens a second and GPU, as the log states it.
         tflops_per_gpu: TFLOP/s a GPU, as the log states it.
         tflops_resolution: What the last digit of that stands for.
-        loss: Training loss.
-        loss_scale: Loss scale.
         skipped: Iterations of the record whose update was skipped.
         nan: Iterations of the record with a NaN.
     """
@@ -106,7 +104,6 @@ class Save:
     Attributes:
         wall_ns: How long it stalled training.
         source: Where the time comes from: ``timer`` or ``timestamps``.
-        path: Where to, as the log has it.
         asynchronous: Training went on meanwhile.
         drained_ns: From its beginning until an asynchronous one lay on disk.
     """

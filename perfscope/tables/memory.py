@@ -87,13 +87,11 @@ class AllocatorHistory(Struct, frozen=True, eq=False):
     """The history of one device's allocator, and what it held at the end.
 
     Attributes:
-        device: The device's number in its process.
         header: What the process knew; None in snapshots that torch wrote.
         blocks: The blocks that tensors hold at the end.
         reserved_bytes: What the allocator held of the device's memory at the end.
         stacks: Numbers of frames, innermost first, of each stack.
         start, end: Tensors at the begin of the recording, and at its end.
-        damage: What could not be read, in words.
     """
 
     path: str

@@ -38,7 +38,6 @@ class StatedDimensions(NamedTuple):
 
     Attributes:
         experts, top_k: Routed experts in a layer, and how many of them a token uses.
-        latent: Multi-head latent attention.
         other_layers: Kinds of layers that have no attention matrix, as the configuration names them.
     """
 

@@ -28,7 +28,6 @@ class CollectiveCall:
         operation: ``all_reduce``, ``send 0->1`` and so on, without the backend.
         created_ns: When it was called, on the host's wall clock.
         is_started: Whether the device began it; None where that is not recorded, as for gloo.
-        is_completed: Whether it is over.
         frames: Where it was called, the innermost call first.
     """
 
@@ -92,7 +91,6 @@ class RankState:
         is_library_abort: Whether a thread of a library, which is none of Python's, ended the process.
         stalled_ns: For how long it had completed no step when the stall was noticed; None where it noticed none.
         noticed_ns: When that was, on its host's wall clock.
-        has_resumed: Whether the stall was over later.
         has_ended: Whether its interpreter ended by itself.
     """
 

@@ -108,7 +108,6 @@ class Launches(Struct, frozen=True, eq=False):
         multiplying_ns: The part of it in kernels whose names say that they multiply.
         is_recorded: Which calls a graph recorded; they ran nothing.
         other_ns: Device time of kernels that multiply and that none of these launched, but something in the trace did.
-        replays: Launches of graphs.
         replays_ns: Device time of the kernels that multiply in them; part of ``other_ns``.
     """
 
@@ -125,7 +124,6 @@ class Products(Struct, frozen=True):
 
     Attributes:
         products: Each distinct one once.
-        calls: Their calls.
         scopes: Where autograd's backward passes are.
         steps: How many training steps they are of; absent where they are of the trace's own steps.
         launches: What the calls launched, where they are of another window than the trace's own; absent else.

@@ -108,8 +108,6 @@ class Subject:
     """What a row is about, as its cells, the headings above it or an option name it.
 
     Attributes:
-        model: The model, by its name.
-        gpu: The GPU.
         dtype: The data type of its products; None where nothing names one.
         recomputes: Whether activations are recomputed; None where nothing says so.
         about: The texts that name them, for words such as LoRA.

@@ -69,15 +69,12 @@ class Run(Struct, frozen=True, eq=False):
     """All of a run but its traces.
 
     Attributes:
-        path: The run's folder.
         command: The profiled command, without secrets; empty where run.json is missing.
         exit_status: How the command ended, in words; absent while it runs or where unknown.
         ranks, steps: One entry a process that reported, and one a process that completed a step.
-        damage: What could not be read, in words.
         gpus, gpu_notes: The NVML samples of every GPU, and why a host has none, in words.
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
         saves: Checkpoint saves that the hooks timed; None where there was none.
-        stated: What the user states of it.
         timelines: The life of each process that completed a step.
         setups: How each rank trains, of its last process; empty where that was not recorded.
         read_memory: Reads the histories of allocators, which most analyzers do not need.

@@ -32,7 +32,6 @@ class Timeline:
         attempt: 0 for the rank's first process in the run, 1 after a restart.
         hooked_ns: When training first called a hook.
         ended_ns: When it was about to end by itself; absent where it was killed, or where that was not recorded.
-        spans: What it did besides training.
         records_spans: Whether it recorded validation and the like at all.
         offset_ns: What its monotonic clock is behind the wall clock.
     """

@@ -119,7 +119,6 @@ class DeviceEvents(Struct, frozen=True, eq=False):
     Attributes:
         name: Index into ``Trace.names``.
         work: A value of Work.
-        device: Index of the GPU.
         correlation: The id that it shares with the call that launched it, or ABSENT.
         external_id: The id that it shares with the operator that caused it, or ABSENT.
         bytes: Size of a copy or fill, or ABSENT.
@@ -205,7 +204,6 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         host, backend: The machine, and the backend of torch.distributed; ``""`` where not stated.
         devices: Names of the GPUs of the machine by index; empty on a CPU.
         base_ns: What the exporter adds to ``start_ns`` to get wall-clock time.
-        names: Every distinct name of an event.
         operators: Operators of the framework; empty unless they were requested.
         axes: The ranks with which its rank shares each axis of parallelism, and itself; empty where not stated.
         collectives: The profiler's metadata of communication kernels.

@@ -12,7 +12,6 @@ class Place:
     Attributes:
         function: The innermost function that is of no library; empty where all are.
         file: Its file, from the working directory.
-        line: The line.
         calls: The library's function that it called; empty where it called none in Python.
         usual, long: How often it was seen in usual steps, and in those that took longer.
     """
