@@ -156,7 +156,11 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         number=rank,
         rank=read_rank(folder, (rank, attempt), notes, gpus, damage),
         steps=to_steps(rank, attempt, columns) if columns.rows else None,
-        windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, WindowRecord)),
+        windows=tuple(
+            Window(rank=rank, attempt=attempt, **{name: value for name, value in vars(event).items() if name != "kind"})
+            for event in events
+            if isinstance(event, WindowRecord)
+        ),
         micro_batches=micro_batches,
         timeline=timeline if columns.rows else None,
         model=read_model_record(folder, rank, damage),
@@ -208,10 +212,6 @@ def _options(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def _to_window(rank: int, attempt: int, record: WindowRecord) -> Window:
-    return Window(rank=rank, attempt=attempt, **{name: value for name, value in vars(record).items() if name != "kind"})
-
-
 def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> tuple[MicroBatches, ...]:
     """The passes of micro-batches that the hooks timed; a record without an order has the one before it."""
     passes: list[MicroBatches] = []
@@ -219,19 +219,9 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
     segments = read_segments(folder, wire.MICRO_BATCHES_FILE, decode_micro_batch, damage)
     for record in (record for records in segments for record in records):
         order = record.order or order
-        passes.append(
-            MicroBatches(
-                rank=rank,
-                attempt=attempt,
-                step=record.step,
-                device=record.device,
-                devices=record.devices,
-                stages=record.stages,
-                span_ns=record.span_ns,
-                totals=tuple(PassTotal(*total) for total in record.totals),
-                order=order,
-            )
-        )
+        totals = tuple(PassTotal(*total) for total in record.totals)
+        place = (record.step, record.device, record.devices, record.stages)
+        passes.append(MicroBatches(rank, attempt, *place, record.span_ns, totals, order))
     return tuple(passes)
 
 

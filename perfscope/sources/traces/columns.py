@@ -81,7 +81,6 @@ class InputTexts:
 
     def __init__(self) -> None:
         self._numbers: dict[_Texts, int] = {}
-        self._needs_values: dict[str, bool] = {}
 
     def number(self, events: Sequence[Event]) -> Int64:
         """The number of the inputs of each operator, or ABSENT."""
@@ -91,20 +90,19 @@ class InputTexts:
             args = event.args
             if not isinstance(args, ShapedArgs) or not args.dims:
                 continue
-            values = bytes(args.values) if self._are_values_needed(event.name) else b""
+            values = bytes(args.values) if _are_values_needed(event.name) else b""
             texts = bytes(args.dims), bytes(args.strides), bytes(args.types), values
             column[row] = numbers.setdefault(texts, len(numbers))
         return column
 
-    def _are_values_needed(self, name: str) -> bool:
-        needed = self._needs_values.get(name)
-        if needed is None:
-            needed = self._needs_values[name] = bool(_NEEDS_VALUES.search(name))
-        return needed
-
     def details(self, sequence: Int64, forward_thread: Int64, inputs: Int64) -> OperatorDetails:
         """Finish the columns."""
         return OperatorDetails(sequence, forward_thread, inputs, tuple(map(_parse, self._numbers)))
+
+
+@lru_cache(1 << 16)
+def _are_values_needed(name: str) -> bool:
+    return bool(_NEEDS_VALUES.search(name))
 
 
 def _parse(texts: _Texts) -> OperatorInputs:
@@ -217,23 +215,9 @@ class Columns:
 
     def device_events(self) -> DeviceEvents:
         """Finish the device's table."""
-        columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
-        names, categories, start_ns, duration_ns, device, stream, *rest = columns
-        correlation, external_id, size, collective, grid = rest
-        name = self._ranks[names]
-        return DeviceEvents(
-            name=name,
-            work=_classify_work(self.sorted_names, name, categories, collective),
-            start_ns=start_ns,
-            duration_ns=duration_ns,
-            device=device,
-            stream=stream,
-            correlation=correlation,
-            external_id=external_id,
-            bytes=size,
-            collective=collective,
-            grid=grid,
-        )
+        names, categories, *columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
+        name, (*_, collective, _) = self._ranks[names], columns
+        return DeviceEvents(name, _classify_work(self.sorted_names, name, categories, collective), *columns)
 
     def _without_repetitions(self, columns: list[Int64]) -> list[Int64]:
         """Each event once: some files contain those of a launch twice."""
