@@ -18,6 +18,7 @@ from perfscope.errors import SourceError
 
 #: gzip cannot exceed 1032:1; traces reach 25:1, snapshots 40:1. A file far above that would fill the memory.
 LARGEST_RATIO = 200
+GZIP_MAGIC = b"\x1f\x8b"
 #: No file of records is larger when it is compressed.
 _MOST_INFLATED = 256 * MIB
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from perfscope.models.data_files import read_data
 from perfscope.models.transformer import Transformer
 
-_PERCENT = 100
 #: MFU is printed with two decimals of a percent.
 _HALF_A_DIGIT = 0.005
 #: Frameworks round peaks: 989 TFLOP/s for 989.4.
@@ -47,7 +46,7 @@ class LoggedMfu(NamedTuple):
         if self.tflops is None or self.percent <= _HALF_A_DIGIT:
             return None
         edges = (self.percent + _HALF_A_DIGIT, self.percent - _HALF_A_DIGIT)
-        return self.tflops * _PERCENT / edges[0], self.tflops * _PERCENT / edges[1]
+        return self.tflops * 100 / edges[0], self.tflops * 100 / edges[1]
 
 
 @cache

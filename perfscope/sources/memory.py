@@ -11,6 +11,7 @@ import gzip
 import os
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 
 from perfscope.constants import GIB, MIB
 from perfscope.errors import SourceError
-from perfscope.files import LARGEST_RATIO, open_regular
+from perfscope.files import GZIP_MAGIC, LARGEST_RATIO, open_regular
 from perfscope.sources.pickles import LARGEST_SIZE, PickleDamage, PlainUnpickler
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import (
@@ -42,12 +43,9 @@ from perfscope.wire.memory import (
 )
 
 _HINT = "write it with torch.cuda.memory._dump_snapshot(), or record with `perfscope profile --memory`"
-_GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_BYTES = 4 * GIB
 _LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 _NO_STACK = -1
-#: All blocks and segments are gone through for each device.
-_MOST_DEVICES = 64
 _LETTERS = {name: ord(letter) for name, letter in ACTIONS.items()}
 _OTHER = ord(OTHER_ACTION)
 
@@ -117,7 +115,7 @@ def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
 def _read_content(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            is_compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             file.seek(0)
             stream = gzip.GzipFile(fileobj=file) if is_compressed else file
             most = min(_LARGEST_BYTES, LARGEST_RATIO * os.fstat(file.fileno()).st_size)
@@ -136,9 +134,14 @@ def _to_histories(path: Path, value: Mapping[object, object]) -> tuple[Allocator
     traces = value.get("device_traces")
     traces = traces if isinstance(traces, list) else []
     segments = _dicts(value["segments"])
-    blocks = [block for segment in segments for block in _live_blocks(segment, known)]
-    devices = sorted({index for index, trace in enumerate(traces) if trace} | {block.device for block in blocks})
-    if len(devices) > _MOST_DEVICES:
+    blocks: dict[int, list[_Block]] = {}
+    reserved_bytes: Counter[int] = Counter()
+    for segment in segments:
+        reserved_bytes[_device(segment)] += _int(segment, "total_size")
+        for block in _live_blocks(segment, known):
+            blocks.setdefault(block.device, []).append(block)
+    devices = sorted({index for index, trace in enumerate(traces) if trace} | blocks.keys())
+    if len(devices) > 64:  # noqa: PLR2004 - no machine has as many
         raise ValueError(f"{len(devices)} devices")
     events = {device: _events(traces[device] if device < len(traces) else [], known) for device in devices}
     stacks, frames = tuple(known.all_stacks), tuple(known.frames)
@@ -148,8 +151,8 @@ def _to_histories(path: Path, value: Mapping[object, object]) -> tuple[Allocator
             device=device,
             header=None,
             events=events[device],
-            blocks=_to_blocks([block for block in blocks if block.device == device]),
-            reserved_bytes=sum(_int(segment, "total_size") for segment in segments if _device(segment) == device),
+            blocks=_to_blocks(blocks.get(device, [])),
+            reserved_bytes=reserved_bytes[device],
             stacks=stacks,
             frames=frames,
         )

@@ -21,6 +21,7 @@ from msgspec import Raw, Struct
 
 from perfscope.constants import MIB
 from perfscope.errors import SourceError
+from perfscope.files import GZIP_MAGIC
 from perfscope.sources.stores.reading import NotStored
 from perfscope.sources.traces.files import open_small
 from perfscope.wire.traces import TraceMetadata, file_name
@@ -35,7 +36,6 @@ _TYPES = frozenset(("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8
 #: What floating-point numbers that are infinite, or none, look like in MessagePack; a part of an array may, too.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]", re.DOTALL)
 _RESOLVING = threading.Lock()
-_GZIP_MAGIC = b"\x1f\x8b"
 #: A gzip file ends with the CRC-32 and the size of its content (RFC 1952).
 _TRAILER_BYTES = 8
 
@@ -222,7 +222,7 @@ def identify(location: str) -> Identity | None:
     Raises SourceError: it cannot be opened. OSError: it cannot be read.
     """
     with open_small(location) as file:
-        is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        is_compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TRAILER_BYTES))
         return Identity(file_name(location), size, file.read(_TRAILER_BYTES).hex()) if is_compressed else None

@@ -169,10 +169,6 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
     return file_content
 
 
-#: Where the record of an archive's end has the bytes of its directory.
-_DIRECTORY_SIZE = 5
-
-
 def _require_end(file: IO[bytes]) -> None:
     try:
         # ZipFile reads all of a directory before it states its size.
@@ -181,8 +177,9 @@ def _require_end(file: IO[bytes]) -> None:
         raise FileDamage(f"is not a complete zip archive ({error})") from None
     if not end:
         raise FileDamage("has no end of its zip directory: it is cut off, or was still being written")
-    if end[_DIRECTORY_SIZE] > LARGEST_DIRECTORY:
-        raise FileDamage(f"has a zip directory of {end[_DIRECTORY_SIZE]:,} bytes; it is not read")
+    size = end[vars(zipfile)["_ECD_SIZE"]]
+    if size > LARGEST_DIRECTORY:
+        raise FileDamage(f"has a zip directory of {size:,} bytes; it is not read")
 
 
 def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) -> None:

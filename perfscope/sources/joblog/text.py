@@ -19,13 +19,12 @@ from isal import igzip, igzip_lib
 
 from perfscope.constants import NS_PER_S, S_PER_MINUTE
 from perfscope.errors import SourceError
-from perfscope.files import LARGEST_RATIO
+from perfscope.files import GZIP_MAGIC, LARGEST_RATIO
 
 BLOCK = 1 << 21
 #: A shorter file fills no memory.
 _SMALL = 1 << 16
 
-_GZIP = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not say that it is an exception
 _ESCAPE = rb"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\](?:[^\x07\x1b\n]{0,400}+(?:\x07|\x1b\\))?+|[@-Z\\^_])"
 _ESCAPES = re.compile(_ESCAPE + rb"(?:" + _ESCAPE + rb")*+")  # one match for all that stand in a row
@@ -68,7 +67,7 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
 
 def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
     chunk = raw.read(size)
-    if not chunk.startswith(_GZIP):
+    if not chunk.startswith(GZIP_MAGIC):
         while chunk:
             yield chunk
             chunk = raw.read(size)

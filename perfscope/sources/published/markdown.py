@@ -22,7 +22,6 @@ from perfscope.tables.published import TextSpan
 # The line ends of markdown-it; str.splitlines has further ones, which would shift every line after them.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _CONTAINER = re.compile(r"(?:[\s>]|[-*+](?=\s)|\d+[.)](?=\s))*")
-_BELOW_ALL = 7  # a level
 _MARKER = re.compile(r"\s*<!--\s*(?P<end>/)?\s*perfscope\b")
 
 
@@ -135,7 +134,7 @@ def _headings(tokens: Sequence[Token]) -> Iterator[Heading]:
 
 def outline(headings: Sequence[Heading], line: int) -> Iterator[Heading]:
     """The headings that a line stands under, from the nearest on."""
-    level = _BELOW_ALL
+    level = 7  # below all
     for heading in reversed(headings):
         if heading.line <= line and heading.level < level:
             yield heading

@@ -13,7 +13,7 @@ from perfscope.models.transformer import Transformer
 from perfscope.sources.models.config_fields import read_stated
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
-from perfscope.sources.runs.records import DAMAGE, read_record
+from perfscope.sources.runs.records import read_optional
 from perfscope.tables.model import Model, Weight
 from perfscope.wire.model import FP4_LAYERS, ModelRecord, PrecisionRecord
 
@@ -25,13 +25,8 @@ _MEGATRON_LAYERS = {"fp4": f"Megatron{FP4_LAYERS}", "fp8": "Megatron"}
 
 def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | None:
     """Read one rank's model; None where it recorded none."""
-    path = folder / wire.MODEL_FILE
-    try:
-        record = read_record(path, ModelRecord)
-    except FileNotFoundError:
-        return None
-    except (OSError, *DAMAGE):
-        damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.MODEL_FILE} cannot be read")
+    record = read_optional(folder / wire.MODEL_FILE, ModelRecord, damage)
+    if record is None:
         return None
     transformer, reason = _dimensions(record.config, record.module or "the model")
     return Model(

@@ -55,6 +55,17 @@ def read_record(path: Path, kind: type[_Record]) -> _Record:
     return msgspec.json.decode(content, type=kind)
 
 
+def read_optional(path: Path, kind: type[_Record], damage: list[str]) -> _Record | None:
+    """The record in a file of a process; None where it wrote none, or where it is damaged, which is said."""
+    try:
+        return read_record(path, kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, *DAMAGE):
+        damage.append(f"{wire.RANKS_FOLDER}/{path.parent.name}/{path.name} cannot be read")
+        return None
+
+
 def read_object(path: Path) -> dict[str, object] | None:
     """The JSON object in a file, empty where it holds something else; None where it is missing or damaged."""
     try:

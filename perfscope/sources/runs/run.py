@@ -18,12 +18,11 @@ from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.records import (
-    DAMAGE,
     decode_event,
     decode_micro_batch,
     read_object,
+    read_optional,
     read_rank_record,
-    read_record,
     read_records,
     read_segments,
 )
@@ -165,8 +164,8 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         timeline=timeline if columns.rows else None,
         model=read_model_record(folder, rank, damage),
         saves=saves,
-        setup=_read_optional(folder / wire.SETUP_FILE, SetupRecord, damage),
-        places=_read_optional(folder / wire.PLACES_FILE, PlacesRecord, damage),
+        setup=read_optional(folder / wire.SETUP_FILE, SetupRecord, damage),
+        places=read_optional(folder / wire.PLACES_FILE, PlacesRecord, damage),
     )
 
 
@@ -223,17 +222,6 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
         place = (record.step, record.device, record.devices, record.stages)
         passes.append(MicroBatches(rank, attempt, *place, record.span_ns, totals, order))
     return tuple(passes)
-
-
-def _read_optional(path: Path, kind: type[_T], damage: list[str]) -> _T | None:
-    """The record in a file of a process; None where it wrote none."""
-    try:
-        return read_record(path, kind)
-    except FileNotFoundError:
-        return None
-    except (OSError, *DAMAGE):
-        damage.append(f"{wire.RANKS_FOLDER}/{path.parent.name}/{path.name} cannot be read")
-        return None
 
 
 def _read_object(path: Path, damage: list[str]) -> dict[str, object]:

@@ -13,14 +13,13 @@ from isal import isal_zlib
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
-from perfscope.files import LARGEST_RATIO
+from perfscope.files import GZIP_MAGIC, LARGEST_RATIO
 from perfscope.sources.stores.location import describe, failures
 from perfscope.sources.stores.reading import AHEAD_BYTES
 from perfscope.sources.traces.files import open_trace
 
 #: Its stub does not say that it is an exception.
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
-_GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 #: A megabyte when inflated: more would not stay in the processor's cache.
 READ_BYTES = 64 * KIB
@@ -38,7 +37,7 @@ def read_blocks(path: str, damage: list[str], ahead_bytes: int = AHEAD_BYTES) ->
     try:
         with open_trace(path, ahead_bytes) as file:
             block = file.read(READ_BYTES)
-            if block.startswith(_GZIP_MAGIC):
+            if block.startswith(GZIP_MAGIC):
                 yield from _inflate(path, chain((block,), _rest(file)), damage)
             else:
                 yield from chain((block,), _rest(file))
@@ -87,7 +86,7 @@ def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[
             yield data
             is_complete = stream.eof
             # A gzip file may have several members; padding follows the last one.
-            block = stream.unused_data if stream.unused_data.startswith(_GZIP_MAGIC) else b""
+            block = stream.unused_data if stream.unused_data.startswith(GZIP_MAGIC) else b""
             if is_complete:
                 stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     if not is_complete:
@@ -106,7 +105,7 @@ def _inflate_carefully(path: str) -> bytes:
                 pieces.append(stream.decompress(piece))
             except zlib.error:
                 pieces.extend(checkpoint.decompress(piece[index : index + 1]) for index in range(len(piece)))
-            if stream.eof and stream.unused_data.startswith(_GZIP_MAGIC):
+            if stream.eof and stream.unused_data.startswith(GZIP_MAGIC):
                 file.seek(-len(stream.unused_data), 1)
                 stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
     return b"".join(pieces)
