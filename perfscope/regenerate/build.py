@@ -111,6 +111,10 @@ class BuiltBlock:
         """Whether the report differs from the raw files."""
         return self.content != self.block.content
 
+    def data(self) -> Json:
+        """The block for JSON."""
+        return {"line": self.block.line, "command": self.command, "stale": self.is_stale, "lines": self.lines}
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltPage:
@@ -205,7 +209,9 @@ def report_pages(pages: Sequence[BuiltPage], *, written: bool) -> Report:
     data: dict[str, Json] = {
         "schema": "perfscope/build/1",
         "written": written and bool(stale),
-        "results": {"reports": [_page_data(page) for page in pages]},
+        "results": {
+            "reports": [{"path": str(page.path), "blocks": [block.data() for block in page.blocks]} for page in pages]
+        },
     }
     title = f"{format_count(len(pages), 'report')} with {format_count(len(blocks), 'block')}, {len(stale)} {verb}"
     rows = tuple((str(page.path), len(page.blocks), len(page.stale)) for page in pages)
@@ -218,13 +224,3 @@ def report_pages(pages: Sequence[BuiltPage], *, written: bool) -> Report:
         )
         sections.append(Section("Lines that differ", notes=lines))
     return Report(title, data, tuple(sections))
-
-
-def _page_data(page: BuiltPage) -> Json:
-    return {
-        "path": str(page.path),
-        "blocks": [
-            {"line": block.block.line, "command": block.command, "stale": block.is_stale, "lines": list(block.lines)}
-            for block in page.blocks
-        ],
-    }

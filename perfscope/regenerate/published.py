@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -43,6 +43,7 @@ from perfscope.regenerate.recomputation import (
     recompute,
     recompute_counted,
 )
+from perfscope.result import Doc, Figures, figure
 from perfscope.tables.published import (
     DERIVED,
     Constant,
@@ -96,27 +97,25 @@ class CellVerdict(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedCell:
-    """One derived cell; ``row`` is the label of its row, ``quantity`` a ``Quantity`` or a change.
+class CheckedCell(Figures, frozen=True):
+    """One derived cell, its exact value in the unit of the printed digits, and where it is in the file."""
 
-    Attributes:
-        published: The cell's digits; empty for an empty cell.
-        recomputed: The exact value, in the unit of the printed digits.
-        text: The recomputed value with as many decimals as the cell.
-    """
-
-    table_line: int
-    table_title: str
-    line: int
-    row: str
-    column: str
-    quantity: str
-    published: str
-    recomputed: Fraction
-    text: str
-    verdict: CellVerdict
+    table: Annotated[str, Doc("Title of the table.")]
+    table_line: Annotated[int, Doc("Line of the table.")]
+    line: Annotated[int, Doc("Line of the row.")]
+    row: Annotated[str, Doc("Label of the row.")]
+    column: Annotated[str, Doc("Heading of the column.")]
+    quantity: Annotated[str, Doc("A ``Quantity``, or a change.")]
+    published: Annotated[str | None, Doc("The cell's digits; None for an empty cell.")]
+    text: Annotated[str, Doc("The recomputed value with as many decimals as the cell.")]
+    verdict: Annotated[CellVerdict, Doc("How the two compare.")]
+    exact: Fraction
     span: TextSpan
+
+    @figure
+    def recomputed(self) -> float:
+        """The recomputed value."""
+        return float(self.exact)
 
     @property
     def is_right(self) -> bool:
@@ -331,7 +330,7 @@ def leave_conventions(checked: CheckedTables) -> CheckedTables:
             "they are left as they are"
         )
     judged = tuple(
-        replace(cell, verdict=CellVerdict.CONVENTION) if (cell.line, cell.span.start) in left else cell
+        msgspec.structs.replace(cell, verdict=CellVerdict.CONVENTION) if (cell.line, cell.span.start) in left else cell
         for cell in checked.cells
     )
     return replace(checked, cells=judged, conventions=tuple(described))
@@ -339,14 +338,11 @@ def leave_conventions(checked: CheckedTables) -> CheckedTables:
 
 def _others(cells: Sequence[CheckedCell]) -> list[CheckedCell]:
     """The wrong cells of a column that follow another definition."""
-    wrong = [cell for cell in cells if cell.verdict is CellVerdict.WRONG and cell.recomputed]
+    wrong = [cell for cell in cells if cell.verdict is CellVerdict.WRONG and cell.exact]
     if cells[0].quantity in (_Q.SPEEDUP, _Q.EFFICIENCY):
-        return [cell for cell in wrong if not 1 / _FAR <= _ratio(cell) <= _FAR]
+        ratios = [Fraction((cell.published or "0").replace(",", "")) / cell.exact for cell in wrong]
+        return [cell for cell, ratio in zip(wrong, ratios, strict=True) if not 1 / _FAR <= ratio <= _FAR]
     return wrong if cells[0].quantity == _Q.TFLOPS and len(wrong) == len(cells) else []
-
-
-def _ratio(cell: CheckedCell) -> Fraction:
-    return Fraction(cell.published.replace(",", "")) / cell.recomputed if cell.recomputed else Fraction(0)
 
 
 def _check_table(
@@ -377,7 +373,8 @@ def _check_cell(
     column = table.columns[quantity]
     if published is not None and isinstance(counted, _CountedCell):
         printed = counted.nearest.value.over(exact_interval(published.unit))
-        verdict = counted.verdict or (CellVerdict.ROUNDED if _is_rounded(published, printed) else CellVerdict.WITHIN)
+        is_rounded = judge(published, printed) is CellVerdict.ROUNDED
+        verdict = counted.verdict or (CellVerdict.ROUNDED if is_rounded else CellVerdict.WITHIN)
         return _make_cell(table, row, column, published, str(quantity), printed.value, verdict)
     try:
         exact = recompute(table, row, quantity, baseline)
@@ -401,10 +398,6 @@ def _check_cell(
     return Uncheckable(row.line, row.label, table.headings[column], reason)
 
 
-def _is_rounded(published: PrintedFigure, printed: Interval) -> bool:
-    return judge(published, printed) is CellVerdict.ROUNDED
-
-
 def _make_cell(
     table: PublishedTable,
     row: PublishedRow,
@@ -415,14 +408,14 @@ def _make_cell(
     verdict: CellVerdict,
 ) -> CheckedCell:
     return CheckedCell(
+        table=table.title,
         table_line=table.line,
-        table_title=table.title,
         line=row.line,
         row=row.label,
         column=table.headings[column],
         quantity=quantity,
-        published=published.text,
-        recomputed=value,
+        published=published.text or None,
+        exact=value,
         text=format_rounded(value, published.decimals),
         verdict=verdict,
         span=published.span,

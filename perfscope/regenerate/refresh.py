@@ -80,7 +80,7 @@ def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -
         "tables": len(file.tables),
         "counts": counts,
         "results": {
-            "cells": [_cell_data(cell) for cell in checked.cells],
+            "cells": [cell.data() for cell in checked.cells],
             "contradictions": msgspec.to_builtins(checked.contradictions),
             "not_recomputed": msgspec.to_builtins(checked.uncheckable),
         },
@@ -104,9 +104,9 @@ def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -
     if checked.unfounded:
         headings = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict")
         rows = [
-            (str(each.line), each.table_title, each.row, each.column, each.published or None, each.text, exact, verdict)
+            (str(each.line), each.table, each.row, each.column, each.published, each.text, exact, verdict)
             for each in checked.unfounded
-            for exact, verdict in [(f"{float(each.recomputed):.5f}", str(each.verdict))]
+            for exact, verdict in [(f"{each.recomputed:.5f}", str(each.verdict))]
         ]
         sections.append(_section("Rewritten cells" if written else "Cells that differ", headings, rows))
     if checked.contradictions:
@@ -125,21 +125,6 @@ def report_file(file: PublishedFile, checked: CheckedTables, *, written: bool) -
 
 def _section(title: str, headings: Sequence[str], rows: Iterable[Row], *notes: str) -> Section:
     return Section(title, tuple(map(Column, headings)), tuple(rows), notes)
-
-
-def _cell_data(cell: CheckedCell) -> Json:
-    return {
-        "table": cell.table_title,
-        "table_line": cell.table_line,
-        "line": cell.line,
-        "row": cell.row,
-        "column": cell.column,
-        "quantity": cell.quantity,
-        "published": cell.published or None,
-        "recomputed": float(cell.recomputed),
-        "text": cell.text,
-        "verdict": str(cell.verdict),
-    }
 
 
 _PATTERNS = ("*.md", "*.mdx", "*.csv")
