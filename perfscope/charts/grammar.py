@@ -31,7 +31,6 @@ class Values:
 class Categories:
     """An axis of names, from the left or from the top; positions are their indexes."""
 
-    label: str
     names: tuple[str, ...]
 
 
@@ -102,7 +101,6 @@ class HeatCell:
 class Heat:
     """A heat map; both axes are categories."""
 
-    label: str
     cells: tuple[HeatCell, ...]
 
 

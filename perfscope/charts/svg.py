@@ -125,14 +125,13 @@ class _Frame:
     top: float
     bottom: float
     left: float
-    right: float
 
     def row(self, index: float) -> float:
         return self.top + index * self.chart.row_height
 
     def column(self, index: float) -> float:
         count = len(self.chart.x.names) if isinstance(self.chart.x, Categories) else 1
-        return self.left + index * (self.right - self.left) / max(count, 1)
+        return self.left + index * (_RIGHT - self.left) / max(count, 1)
 
 
 def draw(charts: Sequence[Chart], identity: str) -> str:
@@ -177,15 +176,16 @@ def _draw_all(charts: Sequence[Chart], *, with_titles: bool, skipped: int) -> tu
         top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart)
         if isinstance(chart.y, Categories):
             bottom = top + chart.row_height * len(chart.y.names)
-            frame = _Frame(chart, x, None, top, bottom, left, _RIGHT)
+            frame = _Frame(chart, x, None, top, bottom, left)
         else:
             bottom = top + chart.height
             y = fit_extent(chart.y, _values_of([chart], "y"), bottom, top)
-            frame = _Frame(chart, x, y, top, bottom, left, _RIGHT)
-        is_labelled = number == len(charts) - 1 or bool(chart.x.label) or isinstance(chart.x, Categories)
+            frame = _Frame(chart, x, y, top, bottom, left)
+        label = chart.x.label if isinstance(chart.x, Values) else ""
+        is_labelled = number == len(charts) - 1 or bool(label) or isinstance(chart.x, Categories)
         parts += _draw_axes(frame, is_labelled=is_labelled)
         parts += [line for mark in chart.marks for line in _draw_mark(mark, frame)]
-        top = bottom + (_AXIS_HEIGHT + 4 if chart.x.label else 26 if is_labelled else 8)
+        top = bottom + (_AXIS_HEIGHT + 4 if label else 26 if is_labelled else 8)
     return "\n".join(parts), round(top + 2)
 
 
@@ -197,7 +197,7 @@ def _left_margin(chart: Chart) -> float:
 
 def _legend_places(chart: Chart) -> list[tuple[Line | Dots | Area | RowSpans, float, int]]:
     """Each legend entry with its x and its line."""
-    marks = [mark for mark in chart.marks if mark.label and not isinstance(mark, Heat)]
+    marks = [mark for mark in chart.marks if not isinstance(mark, Heat) and mark.label]
     places: list[tuple[Line | Dots | Area | RowSpans, float, int]] = []
     x, line = 14.0, 0
     for mark in {(mark.label, mark.colour): mark for mark in marks}.values():
@@ -242,7 +242,7 @@ def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
             longest = int((frame.left - 14) / _LETTER)
             text = name if len(name) <= longest else name[: longest - 1] + "…"
             yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y:.1f}" text-anchor="end">{_write(text)}</text>'
-    yield f'<path class="axis" d="M{frame.left:.1f} {frame.bottom:.1f}H{frame.right}"/>'
+    yield f'<path class="axis" d="M{frame.left:.1f} {frame.bottom:.1f}H{_RIGHT}"/>'
     if isinstance(chart.x, Categories):
         middles = [(frame.column(index) + frame.column(index + 1)) / 2 for index in range(len(chart.x.names))]
         ticks = list(zip(middles, chart.x.names, strict=True))
@@ -256,8 +256,8 @@ def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
             place = f'x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle"'
             yield f'<text class="faint" {place}>{_write(text)}</text>'
             previous = x
-    if chart.x.label:
-        middle = (frame.left + frame.right) / 2
+    if isinstance(chart.x, Values) and chart.x.label:
+        middle = (frame.left + _RIGHT) / 2
         yield (
             f'<text class="faint" x="{middle:.1f}" y="{frame.bottom + 36:.1f}" text-anchor="middle">'
             f"{_write(chart.x.label)}</text>"
@@ -268,7 +268,7 @@ def _draw_levels(frame: _Frame, extent: Extent, axis: Values) -> Iterator[str]:
     levels = list(axis.ticks) or extent.levels()
     for level, text in zip(levels, label_levels(levels), strict=True):
         y = extent.place(level)
-        yield f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.right}"/>'
+        yield f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{_RIGHT}"/>'
         yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
     middle = (frame.top + frame.bottom) / 2
     yield (

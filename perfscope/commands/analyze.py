@@ -71,9 +71,6 @@ class StatedPeaks(NamedTuple):
     ] = None
 
 
-_NOTHING_STATED = StatedPeaks()
-
-
 class TableOptions(NamedTuple):
     """How much tables show."""
 
@@ -90,9 +87,6 @@ class TableOptions(NamedTuple):
             show_default="none",
         ),
     ] = None
-
-
-_USUAL_TABLES = TableOptions()
 
 
 class ExecutionOptions(NamedTuple):
@@ -125,7 +119,7 @@ def analyze(
         typer.Option(help="Analyzers to run, such as breakdown,idle, goodput or memory.", show_default="all"),
     ] = None,
     section: Sections = None,
-    tables: TableOptions = _USUAL_TABLES,
+    tables: TableOptions,
     rank: Annotated[
         str | None,
         _of_traces(
@@ -134,7 +128,7 @@ def analyze(
             show_default="from the file name",
         ),
     ] = None,
-    stated: StatedPeaks = _NOTHING_STATED,
+    stated: StatedPeaks,
     format: ScreenFormat = None,
 ) -> Outcome:
     """Break down the time of a training run, from its folder or from traces.

@@ -112,7 +112,7 @@ def draw_bars(
         if any(row[kind] for row in rows)
     )
     description = f"{len(rows)} bars, in {unit}: {', '.join(mark.label for mark in marks)}."
-    chart = Chart(title, description, Values(unit, low=0), Categories("", tuple(names)), marks)
+    chart = Chart(title, description, Values(unit, low=0), Categories(tuple(names)), marks)
     columns = (*(Column(f"{label.capitalize()} ({unit})", 3) for label, _ in kinds), Column(f"All ({unit})", 3))
     cells = tuple((name, *row, sums[-1]) for name, row, sums in zip(names, rows, edges, strict=True))
     return PageFigure((chart,), Section(title, (Column("Of"), *columns), cells))
@@ -125,20 +125,20 @@ class ShownRows(NamedTuple):
     note: str
 
 
-def select_rows(values: Sequence[float], measure: str, most: int = MOST_DRAWN) -> ShownRows:
+def select_rows(values: Sequence[float], measure: str) -> ShownRows:
     """All rows, or the quarter of the shown ones with the largest values and even quantiles of the others.
 
     ``measure`` says in words what the values are, one a row.
     """
-    if len(values) <= most:
+    if len(values) <= MOST_DRAWN:
         return ShownRows(tuple(range(len(values))), "")
     order = sorted(range(len(values)), key=lambda row: (values[row], row))
-    outliers, others = order[-(most // 4) :], order[: -(most // 4)]
-    count = most - len(outliers)
+    outliers, others = order[-(MOST_DRAWN // 4) :], order[: -(MOST_DRAWN // 4)]
+    count = MOST_DRAWN - len(outliers)
     quantiles = [others[round(index * (len(others) - 1) / (count - 1))] for index in range(count)]
     note = (
-        f"{most} of {len(values):,} are shown: the {len(outliers)} with the largest {measure}, and even quantiles of "
-        "the others, from the smallest up."
+        f"{MOST_DRAWN} of {len(values):,} are shown: the {len(outliers)} with the largest {measure}, and even "
+        "quantiles of the others, from the smallest up."
     )
     return ShownRows(tuple(sorted({*outliers, *quantiles})), note)
 

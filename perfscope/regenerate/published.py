@@ -161,10 +161,10 @@ class CheckedTables:
     cells: tuple[CheckedCell, ...]
     uncheckable: tuple[Uncheckable, ...]
     contradictions: tuple[Contradiction, ...]
-    conventions: tuple[str, ...]
     followed: tuple[str, ...]
     assumed: tuple[str, ...]
     products: int
+    conventions: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -198,7 +198,6 @@ def check_tables(tables: Sequence[PublishedTable]) -> CheckedTables:
         cells,
         tuple(result for result in results if isinstance(result, Uncheckable)),
         tuple(Contradiction(table.title, row.line, row.label, problem) for table, row, problem in products if problem),
-        (),
         described,
         _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity in COUNTED}),
         len(products),

@@ -114,7 +114,7 @@ def to_charts(charts: Sequence[GanttChart], unit: int = 1, label: str = "") -> t
             chart.title,
             f"{chart.title}: the passes of {len(chart.lanes)} stages.",
             Values(label if index == last else "", low=0, high=end / unit),
-            Categories("", tuple(lane.label for lane in chart.lanes)),
+            Categories(tuple(lane.label for lane in chart.lanes)),
             tuple(_marks(chart, unit)),
             row_height=26,
         )

@@ -53,7 +53,7 @@ def test_a_stack_leaves_nothing_out() -> None:
 
 def test_a_heat_map_has_a_cell_for_each_pair_and_hotter_ones_are_darker() -> None:
     cells = tuple(HeatCell(column, row, (column + row) / 3) for column in range(3) for row in range(2))
-    chart = Chart("t", "d", Categories("", ("a", "b", "c")), Categories("", ("x", "y")), (Heat("", cells),))
+    chart = Chart("t", "d", Categories(("a", "b", "c")), Categories(("x", "y")), (Heat(cells),))
     drawn = marks_of(draw_file([chart]), "rect")
     assert len(drawn) == 6
     depths = [float(cell.get("fill-opacity", "")) for cell in drawn]

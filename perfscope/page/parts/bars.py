@@ -110,7 +110,7 @@ def draw_stacks(analysis: Analysis) -> Drawn:
         f"Python functions of the profiled steps, {rank_name(rank.rank)}",
         f"A flame graph of {len(shown)} functions of the training thread, each below its caller.",
         Values("ms", low=0, high=rank.window_ns / NS_PER_MS),
-        Categories("", ("",) * depth),
+        Categories(("",) * depth),
         tuple(RowSpans(kind, _FRAMES[kind][1], tuple(of_kind)) for kind, of_kind in spans.items() if of_kind),
     )
     columns = (Column("Function"), Column("Depth"), Column("Time (ms)", 2))

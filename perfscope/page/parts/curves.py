@@ -77,10 +77,8 @@ def draw_steps(analysis: Analysis) -> Drawn:
     if not ranges:
         return Drawn("Nothing to draw: no step's time is known, because the beginning of none was recorded.")
     pauses = loop.pauses if loop is not None else None
-    chart = _chart_times(ranges, times, pauses)
     happenings = _chart_happenings(run, analysis)
-    if happenings is not None:
-        chart = replace(chart, x=replace(chart.x, label=""))
+    chart = _chart_times(ranges, times, pauses, "step" if happenings is None else "")
     columns = (Column("Step"), *(Column(f"{name} (ms)", 3) for name in ("The job", "Slowest rank", "Fastest rank")))
     rows = tuple((step.step, step.job, step.slowest, step.fastest) for step in ranges)
     figure = PageFigure((chart, *([happenings] if happenings else [])), Section(chart.title, columns, rows))
@@ -105,7 +103,7 @@ def _list_ranges(run: Run) -> list[_StepRange]:
     return [_StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
 
 
-def _chart_times(ranges: Sequence[_StepRange], times: StepTimes, pauses: Pauses | None) -> Chart:
+def _chart_times(ranges: Sequence[_StepRange], times: StepTimes, pauses: Pauses | None, label: str) -> Chart:
     """Every step at its height; the axis is logarithmic where few steps are much longer than the others."""
     ranks = len(times.ranks)
     usual = median(step.job for step in ranges)
@@ -117,8 +115,8 @@ def _chart_times(ranges: Sequence[_StepRange], times: StepTimes, pauses: Pauses 
             (float(bucket[0].step), min(step.fastest for step in bucket), max(step.slowest for step in bucket))
             for bucket in buckets
         )
-        label = f"fastest to slowest {'rank' if is_whole else 'of neighbouring steps'}"
-        marks.append(Area(label, Colour.FIRST, area))
+        covered = f"fastest to slowest {'rank' if is_whole else 'of neighbouring steps'}"
+        marks.append(Area(covered, Colour.FIRST, area))
     middles = tuple((float(bucket[0].step), median(step.job for step in bucket)) for bucket in buckets)
     marks.append(Line("the job" if ranks > 1 else "step", Colour.FIRST, middles))
     if is_whole:
@@ -139,7 +137,7 @@ def _chart_times(ranges: Sequence[_StepRange], times: StepTimes, pauses: Pauses 
     return Chart(
         "Time of each step",
         f"Times of {len(ranges)} steps in milliseconds, around a median of {usual:.1f} ms.",
-        Values("step", low=ends[0] - 0.5, high=ends[1] + 0.5),
+        Values(label, low=ends[0] - 0.5, high=ends[1] + 0.5),
         Values("ms, logarithmic", Scale.LOGARITHMIC) if is_far else Values("ms", low=0),
         tuple(marks),
     )
@@ -161,7 +159,7 @@ def _chart_happenings(run: Run, analysis: Analysis) -> Chart | None:
     )
     description = "; ".join(f"{name} in steps {format_ranges(steps, 12)}" for name, _, steps in rows)
     names = tuple(name for name, _, _ in rows)
-    return Chart("What else happened", f"{description}.", Values("step"), Categories("", names), marks, row_height=16)
+    return Chart("What else happened", f"{description}.", Values("step"), Categories(names), marks, row_height=16)
 
 
 def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[RowSpan]:
@@ -249,7 +247,7 @@ def _steps_chart(gpu: UsedGpu) -> Chart:
         spans[first % 2].append(RowSpan(0, start, end, tip, str(numbers[first]) if last - first == 1 else ""))
     marks = (RowSpans("", Colour.FIRST, tuple(spans[0])), RowSpans("", Colour.BESIDE, tuple(spans[1])))
     description = f"When each of {len(numbers)} steps ran, in seconds."
-    names = Categories("", (f"steps of {rank_name(gpu.ranks[0])}",))
+    names = Categories((f"steps of {rank_name(gpu.ranks[0])}",))
     return Chart("GPUs under the steps", description, Values(""), names, marks)
 
 
@@ -347,9 +345,9 @@ def _draw_waits(stragglers: Stragglers) -> Drawn:
     chart = Chart(
         "Wait caused by rank and step",
         f"A cell for each of {len(names)} ranks and {len(buckets)} steps: up to {hottest:.2f}, median {middle:.2f} ms.",
-        Categories("", tuple(columns)),
-        Categories("", tuple(names)),
-        (Heat("", cells),),
+        Categories(tuple(columns)),
+        Categories(tuple(names)),
+        (Heat(cells),),
     )
     table = Section(
         chart.title,
