@@ -125,6 +125,27 @@ def test_a_log_calibrates_and_what_states_too_little_is_refused() -> None:
     assert "states no number of GPUs" in refused(*GPT, *words, "--calibrate", other, code=1)
 
 
+def test_a_log_of_a_mixture_is_met_at_its_expert_parallel_size(tmp_path: Path) -> None:
+    """Qwen3 235B on 256 H100 as Megatron prints it: 32 expert-parallel ranks, half as long again as NVIDIA's 78.9 s."""
+    sizes = {"world_size": 256, "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 8, "seq_length": 4096}
+    sizes |= {"expert_model_parallel_size": 32, "micro_batch_size": 1, "global_batch_size": 8192}
+    lines = ["using world size: 256, data-parallel size: 16, tensor-model-parallel size: 2"]
+    lines += [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in sizes.items()]
+    lines += [
+        f" iteration {step:8}/ 100 | elapsed time per iteration (ms): 118350.0 | global batch size: 8192 |"
+        for step in range(1, 9)
+    ]
+    log = tmp_path / "qwen.log"
+    log.write_text("\n".join(lines))
+    words = ("plan", "--model", "qwen3-235b-a22b", "--gpus", 256, "--gpu", "h100-sxm", "--seq-len", 4096, "--gbs", 8192)
+    typed = ("--dtype", "fp8", "--tp", 2, "--pp", 8, "--virtual-stages", 4, "--micro-batch", 1, "--zero", 1)
+    plan = (*words, *typed, "--checkpointing", "none", "--calibrate", log)
+    own, other = (answer(*plan, "--ep", expert)["configurations"][0] for expert in (32, 16))
+    assert own["step_s"] == pytest.approx(118.35, rel=0.02)
+    assert own["interval_s"][1] < 1.15 * own["step_s"]
+    assert other["interval_s"][1] > 1.5 * other["step_s"]
+
+
 def test_a_calibration_says_how_far_its_steps_are_from_the_prediction(tmp_path: Path) -> None:
     """The run's own model and length count, whatever is planned; milliseconds and copies are found out."""
     words = ("plan", "--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm", "--seq-len", 8192, "--gbs", 16)

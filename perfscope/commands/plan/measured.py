@@ -83,7 +83,8 @@ def _read_log(path: Path, shape: Transformer, inputs: PlanInputs, gpu: Gpu) -> M
     summary = summarize_log(log)
     choice, setup = choose_logged_model(log), summary.setup
     model = choice.transformer if choice and choice.transformer else shape
-    sizes = {name: size for name in ("tp", "pp", "cp", "mbs", "zero_stage") if (size := getattr(setup.layout, name))}
+    names = ("tp", "pp", "cp", "ep", "mbs", "zero_stage")
+    sizes = {name: size for name in names if (size := getattr(setup.layout, name))}
     training = inputs.training._replace(
         seq_len=setup.seq_len or inputs.seq_len, checkpointing=setup.checkpointing or inputs.checkpointing
     )
@@ -183,12 +184,14 @@ def _measure(
         dtype=dtype,
         tensor=tensor,
         pipeline=pipeline,
+        virtual=inputs.layout.size("virtual_stages") if pipeline > 1 else 1,
         data=data,
         context=context,
+        expert=sizes.get("ep", inputs.layout.size("ep")),
         zero=sizes.get("zero_stage", inputs.layout.zero or 0),
         checkpointing=inputs.checkpointing,
         is_eager=inputs.memory.attention is Attention.EAGER,
-        sequence_parallel=inputs.layout.sequence_parallel,
+        sequence_parallel=True,  # as all configurations of a list
         gradient_bytes=inputs.precision(dtype).gradients,
         network_gb_s=inputs.steps.network,
     )
