@@ -37,10 +37,9 @@ def open_stored(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
     filesystem, path = locate(location)
     try:
         opened: BinaryIO = filesystem.open(path, "rb", block_size=ahead_bytes)
-    except FileNotFoundError as error:
-        raise NotStored(location, f"cannot be read: {describe(error)}") from None
     except failures() as error:
-        raise SourceError(location, f"cannot be read: {describe(error)}") from None
+        kind = NotStored if isinstance(error, FileNotFoundError) else SourceError
+        raise kind(location, f"cannot be read: {describe(error)}") from None
     return StoredFile(opened)
 
 
@@ -92,16 +91,23 @@ def _as_of_disk() -> Iterator[None]:
         raise OSError(errno.EIO, describe(error)) from None
 
 
+@contextmanager
+def _told_of(location: str, what: str) -> Iterator[None]:
+    """Whatever a store raises becomes an error that says what could not be done."""
+    try:
+        yield
+    except failures() as error:
+        raise SourceError(location, f"cannot be {what}: {describe(error)}") from None
+
+
 def kind_of(location: str) -> str | None:
     """``FILE``, ``FOLDER``, or None where there is nothing. Raises SourceError: the store does not say."""
     filesystem, path = locate(location)
-    try:
-        kind = filesystem.info(path)["type"]
-    except FileNotFoundError:
-        return None
-    except failures() as error:
-        raise SourceError(location, f"cannot be read: {describe(error)}") from None
-    return FOLDER if kind == FOLDER else FILE
+    with _told_of(location, "read"):
+        try:
+            return FOLDER if filesystem.info(path)["type"] == FOLDER else FILE
+        except FileNotFoundError:
+            return None
 
 
 def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
@@ -111,7 +117,7 @@ def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
     """
     filesystem, path = locate(location)
     kind = kind_of(location)
-    try:
+    with _told_of(location, "listed"):
         if kind == FOLDER:
             found = [match for match in filesystem.find(path) if match.endswith(endings)]
             matches = [match for match in found if not match.rpartition("/")[2].startswith(".")]  # never finished
@@ -119,18 +125,14 @@ def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
             matches = [path]
         else:
             matches = filesystem.glob(path) if glob.has_magic(path) else []
-        yield from (url_of(match, location, path) for match in matches)
-    except failures() as error:
-        raise SourceError(location, f"cannot be listed: {describe(error)}") from None
+    yield from (url_of(match, location, path) for match in matches)
 
 
 def list_folders(location: str) -> list[str]:
     """The URLs of the folders directly in a folder. Raises SourceError: the store does not list them."""
     filesystem, path = locate(location)
-    try:
+    with _told_of(location, "listed"):
         entries = filesystem.ls(path, detail=True)
-    except failures() as error:
-        raise SourceError(location, f"cannot be listed: {describe(error)}") from None
     return [url_of(entry["name"], location, path) for entry in entries if entry["type"] == FOLDER]
 
 
@@ -141,10 +143,8 @@ def list_below(location: str) -> list[str]:
     """
     filesystem, path = locate(location)
     start = f"{path.rstrip('/')}/"
-    try:
+    with _told_of(location, "listed"):
         found = filesystem.find(path)
-    except failures() as error:
-        raise SourceError(location, f"cannot be listed: {describe(error)}") from None
     names = [key.removeprefix(start) for key in found if key.startswith(start)]
     return [name for name in names if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name]
 
