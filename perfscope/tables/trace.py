@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from enum import Flag, IntEnum, auto
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -77,23 +77,12 @@ class Work(IntEnum):
     FUSED = 3
 
 
-class HostSpans(Struct, frozen=True, eq=False):
-    """Calls, ranges or operators of host threads, in the order of their start.
-
-    Attributes:
-        name: Index into ``Trace.names``.
-        process, thread: Their ids; a name that is no number becomes a negative number.
-        correlation: The id that a call shares with the device event that it launched, or ABSENT.
-        external_id: The id that it shares with the operator around it, or ABSENT.
-    """
+class TimedRows(Struct, frozen=True, eq=False):
+    """What took some time, in the order of start; ``name`` is an index into ``Trace.names``."""
 
     name: Int32
     start_ns: Int64
     duration_ns: Int64
-    process: Int64
-    thread: Int64
-    correlation: Int64
-    external_id: Int64
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -103,9 +92,24 @@ class HostSpans(Struct, frozen=True, eq=False):
         """When each ended."""
         return self.start_ns + self.duration_ns
 
-    def take(self, index: Int64 | Bool) -> HostSpans:
+    def take(self, index: Int64 | Bool) -> Self:
         """Some of the rows."""
-        return HostSpans(*(getattr(self, name)[index] for name in self.__struct_fields__))
+        return type(self)(*(getattr(self, name)[index] for name in self.__struct_fields__))
+
+
+class HostSpans(TimedRows, frozen=True, eq=False):
+    """Calls, ranges or operators of host threads.
+
+    Attributes:
+        process, thread: Their ids; a name that is no number becomes a negative number.
+        correlation: The id that a call shares with the device event that it launched, or ABSENT.
+        external_id: The id that it shares with the operator around it, or ABSENT.
+    """
+
+    process: Int64
+    thread: Int64
+    correlation: Int64
+    external_id: Int64
 
 
 def no_spans() -> HostSpans:
@@ -113,11 +117,10 @@ def no_spans() -> HostSpans:
     return HostSpans(np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(6)))
 
 
-class DeviceEvents(Struct, frozen=True, eq=False):
-    """Kernels, copies and fills, in the order of their start.
+class DeviceEvents(TimedRows, frozen=True, eq=False):
+    """Kernels, copies and fills.
 
     Attributes:
-        name: Index into ``Trace.names``.
         work: A value of Work.
         correlation: The id that it shares with the call that launched it, or ABSENT.
         external_id: The id that it shares with the operator that caused it, or ABSENT.
@@ -126,10 +129,7 @@ class DeviceEvents(Struct, frozen=True, eq=False):
         grid: A number that kernels launched with the same grid share, on all ranks, or ABSENT.
     """
 
-    name: Int32
     work: Int8
-    start_ns: Int64
-    duration_ns: Int64
     device: Int64
     stream: Int64
     correlation: Int64
@@ -137,18 +137,6 @@ class DeviceEvents(Struct, frozen=True, eq=False):
     bytes: Int64
     collective: Int64
     grid: Int64
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @property
-    def end_ns(self) -> Int64:
-        """When each ended."""
-        return self.start_ns + self.duration_ns
-
-    def take(self, index: Int64 | Bool) -> DeviceEvents:
-        """Some of the rows."""
-        return DeviceEvents(*(getattr(self, name)[index] for name in self.__struct_fields__))
 
     def is_work(self, *kinds: Work) -> Bool:
         """Which rows are of these kinds."""
@@ -366,7 +354,7 @@ def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:
     return np.where(is_covered, row, ABSENT)
 
 
-def frame(trace: Trace, table: DeviceEvents | HostSpans) -> pd.DataFrame:
+def frame(trace: Trace, table: TimedRows) -> pd.DataFrame:
     """One table of a trace as a pandas DataFrame, with names spelled out."""
     columns = {name: getattr(table, name) for name in table.__struct_fields__}
     columns["name"] = np.array(trace.names, np.object_)[table.name]

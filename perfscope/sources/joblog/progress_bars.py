@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.records import Record, RecordSeries
+from perfscope.sources.joblog.records import DISTURBANCES, Record, RecordSeries
 from perfscope.sources.joblog.resolve import SKEW
 from perfscope.sources.joblog.step_times import PRECISE, USABLE
 from perfscope.sources.joblog.text import CLOCK, LABEL
@@ -40,7 +40,6 @@ BAR = re.compile(
 _LOSSES_OF_ANOTHER = 2
 _TIMES_FASTER = 10
 _DRAWN_PER_S = 10
-_DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class ProgressBars:
 
     def on_disturbance(self, kind: Disturbance) -> None:
         """Training is interrupted; the clock of its bar runs on."""
-        self._disturbance = _DISTURBANCES.index(kind)
+        self._disturbance = DISTURBANCES.index(kind)
 
     def training_total(self, steps: int | None) -> int | None:
         """The length of the training's bar; ``steps`` is the number of steps where the log states it."""
@@ -124,9 +123,8 @@ class ProgressBars:
             if first:
                 series.on_restart()
             for record, disturbance in _measure(points, first, end):
-                kind = _DISTURBANCES[disturbance]
-                if kind is not None:
-                    series.on_disturbance(kind)
+                if disturbance:
+                    series.on_disturbance(Disturbance(DISTURBANCES[disturbance]))
                 series.add(record)
 
 

@@ -22,7 +22,7 @@ from perfscope.tables.joblog import Disturbance, Iterations
 LARGEST_INTEGER = 1 << 50
 
 #: The kinds of disturbance by the number that stands for them in the column, the gravest first.
-_DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
+DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
 _INTEGERS = ("iteration", "wall_resolution_ns", "samples")
 _COUNTS = ("skipped", "nan")
 #: What is kept of each record, however many there are; the other figures of a ``Record`` follow.
@@ -135,7 +135,7 @@ class RecordSeries:
     def on_disturbance(self, kind: Disturbance) -> None:
         """Training is interrupted; where the clock runs on, the time of the next record contains that."""
         if self.clock_runs_on:
-            self._disturbance = min(_DISTURBANCES.index(kind), self._disturbance or len(_DISTURBANCES))
+            self._disturbance = min(DISTURBANCES.index(kind), self._disturbance or len(DISTURBANCES))
 
     @property
     def rows(self) -> int:
@@ -196,7 +196,7 @@ class RecordSeries:
         columns: dict[str, Any] = {name: self._masked(name, np.int64) for name in _INTEGERS}
         columns |= {name: self._masked(name, np.float64) for name in _FLOATS}
         columns |= {name: self._masked(name, np.int64).data for name in _COUNTS}
-        kinds, times = np.asarray(_DISTURBANCES, np.str_), self._times()
+        kinds, times = np.asarray(DISTURBANCES, np.str_), self._times()
         return Iterations(
             span=self._spans_since() if self.covers_gaps else self._spans(),
             attempt=attempt,

@@ -215,9 +215,11 @@ class Columns:
 
     def device_events(self) -> DeviceEvents:
         """Finish the device's table."""
-        names, categories, *columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
-        name, (*_, collective, _) = self._ranks[names], columns
-        return DeviceEvents(name, _classify_work(self.sorted_names, name, categories, collective), *columns)
+        columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
+        names, categories, start_ns, duration_ns, *others = columns
+        name, (*_, collective, _) = self._ranks[names], others
+        work = _classify_work(self.sorted_names, name, categories, collective)
+        return DeviceEvents(name, start_ns, duration_ns, work, *others)
 
     def _without_repetitions(self, columns: list[Int64]) -> list[Int64]:
         """Each event once: some files contain those of a launch twice."""
