@@ -48,13 +48,13 @@ class Execution(Struct, frozen=True):
         return with_progress(answers, len(traces)) if self.shows_progress and len(traces) > 1 else answers
 
 
-def with_progress(answers: Iterable[_T], total: int, period_s: float = _LINE_PERIOD_S) -> Iterator[_T]:
-    """Pass the answers on, and write a line of progress each time that so many seconds have passed."""
-    due_s = time.monotonic() + period_s
+def with_progress(answers: Iterable[_T], total: int) -> Iterator[_T]:
+    """Pass the answers on, and write a line of progress each time that ten seconds have passed."""
+    due_s = time.monotonic() + _LINE_PERIOD_S
     for count, answer in enumerate(answers, start=1):
         if time.monotonic() >= due_s:
             write_line(f"perfscope: {count:,} of {total:,} files are read")
-            due_s = time.monotonic() + period_s
+            due_s = time.monotonic() + _LINE_PERIOD_S
         yield answer
 
 

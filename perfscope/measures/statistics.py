@@ -90,7 +90,7 @@ class ValueCounts:
         """The mean; None of no values."""
         return fsum((self.value * self.count).tolist()) / self.n if len(self.value) else None
 
-    def median_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    def median_interval(self) -> tuple[float, float] | None:
         """The bootstrap interval of the median; None of fewer than three values.
 
         Of an even number the lower end is the lower median's, the upper end the upper one's.
@@ -98,7 +98,7 @@ class ValueCounts:
         n = self.n
         if n < FEWEST_FOR_MEDIAN:
             return None
-        tail = (1 - confidence) / 2
+        tail = (1 - CONFIDENCE) / 2
         ranks = range(1, n + 1)
         # The k-th smallest value bounds a resample's median with probability P(X >= n / 2), X binomial of n and k / n.
         low = bisect_right(ranks, tail, key=lambda rank: _binomial_tail((n + 1) // 2, n, rank / n))

@@ -111,16 +111,9 @@ def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
 
 
 def _steps_of_all(tables: Sequence[Steps]) -> Int64:
-    if not tables:
-        return np.zeros(0, np.int64)
-    ordered = np.sort(np.concatenate([table.step[present(table.wall_ns)] for table in tables]), kind="stable")
-    first, ranks = _runs(ordered)
-    return np.asarray(ordered[first][ranks == len(tables)], np.int64)
-
-
-def _runs(ordered: Int64) -> tuple[Int64, Int64]:
-    first = np.flatnonzero(np.concatenate([np.ones(min(len(ordered), 1), np.bool_), np.diff(ordered) != 0]))
-    return np.asarray(first, np.int64), np.asarray(np.diff(first, append=len(ordered)), np.int64)
+    timed = [np.zeros(0, np.int64), *(table.step[present(table.wall_ns)] for table in tables)]
+    steps, ranks = np.unique(np.concatenate(timed), return_counts=True)
+    return np.asarray(steps[ranks == len(tables)], np.int64)
 
 
 def _steady_on_all_ranks(tables: Sequence[Steps]) -> Int64:
@@ -188,9 +181,9 @@ def job_times_ns(tables: Sequence[Steps], selection: Selection) -> tuple[Int64, 
         return none, none
     order = np.argsort(steps, kind="stable")
     steps, ends_ns, walls_ns = steps[order], ends_ns[order], np.maximum(walls_ns[order], 0)
-    first, _ = _runs(steps)
+    numbers, first = np.unique(steps, return_index=True)
     times_ns = np.maximum.reduceat(ends_ns, first) - np.maximum.reduceat(ends_ns - walls_ns, first)
-    return np.asarray(steps[first], np.int64), np.asarray(times_ns, np.int64)
+    return np.asarray(numbers, np.int64), np.asarray(times_ns, np.int64)
 
 
 def job_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:

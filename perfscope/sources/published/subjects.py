@@ -12,6 +12,7 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from perfscope.constants import GIGA, MEGA, TERA
+from perfscope.models.data_files import read_data
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
 from perfscope.models.parameter_counts import SAME_SIZE, active_parameters, total_parameters
 from perfscope.models.transformer import ModelDescription
@@ -19,16 +20,8 @@ from perfscope.sources.models.presets import find_preset
 from perfscope.tables.published import Subject
 
 MODEL, GPU, DTYPE, RECOMPUTES = "model", "gpu", "dtype", "recomputes"
-#: What a column of names states, by its heading without markup.
-NAMING = (
-    (MODEL, re.compile(r"model( ?(name|size|type))?|network|architecture")),
-    (
-        GPU,
-        re.compile(r"(gpu|device|accelerator|chip|hardware|system)( ?(type|model|name))?|gpus? type( ?& ?| and )num"),
-    ),
-    (DTYPE, re.compile(r"(train(ing)? )?precision|d(ata)? ?type|quanti[sz]ation")),
-    (RECOMPUTES, re.compile(r"activation (checkpointing|recomputation)")),
-)
+#: What a column of names states, by its heading.
+NAMING = {name: re.compile(pattern) for name, pattern in read_data("headings")["naming"].items()}
 
 _WORD = re.compile(r"[A-Za-z0-9.]*[A-Za-z0-9]")
 _SIZE = re.compile(r"\d+(\.\d+)?[bmt]", re.IGNORECASE)

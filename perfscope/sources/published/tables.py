@@ -130,7 +130,7 @@ def _are_names(cells: Sequence[Cell]) -> bool:
 
 def _describe_column(heading: str) -> ColumnMeaning:
     plain, unit = _simplify(heading)
-    names = next((name for name, pattern in NAMING if pattern.fullmatch(plain)), None)
+    names = next((name for name, pattern in NAMING.items() if pattern.fullmatch(plain)), None)
     quantity = _describe_quantity(plain, unit)
     return ColumnMeaning(quantity, unit, plain in _ID_HEADINGS, _GROUP_HEADINGS.fullmatch(plain) is not None, names)
 

@@ -23,7 +23,7 @@ TRACE_ENDINGS = (".json", ".json.gz")
 RankRule: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 #: A folder with more files than this is hardly one of traces.
-MOST_FILES = 100_000
+_MOST_FILES = 100_000
 
 
 def open_trace(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
@@ -44,19 +44,19 @@ def open_small(location: str) -> BinaryIO:
     return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location, opener=open_descriptor))
 
 
-def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
+def find_traces(locations: Sequence[str]) -> list[str]:
     """The traces among files, below folders and behind patterns, each once, in the order of their names.
 
-    Raises SourceError: a location does not exist. UsageError: there are more files than ``most`` that may be traces;
+    Raises SourceError: a location does not exist. UsageError: there are very many files that may be traces;
     listing stops there.
     """
     paths: set[str] = set()
     for location in locations:
         found = find_stored(location, TRACE_ENDINGS) if is_url(location) else _find_local(location, TRACE_ENDINGS)
-        matches = list(islice(found, most + 1))
-        if len(matches) > most:
+        matches = list(islice(found, _MOST_FILES + 1))
+        if len(matches) > _MOST_FILES:
             hint = "name the folder of one run, or a pattern"
-            raise UsageError(f"{location} holds more than {most:,} JSON files that may be traces", hint=hint)
+            raise UsageError(f"{location} holds more than {_MOST_FILES:,} JSON files that may be traces", hint=hint)
         if not matches and not _is_folder(location):
             raise SourceError(location, "does not exist")
         paths.update(matches)
