@@ -58,11 +58,7 @@ class Absent:
         self.reason = reason
 
     def data(self) -> NoReturn:
-        """Nothing.
-
-        Raises:
-            MissingInput: Always, with the reason.
-        """
+        """Nothing: ``MissingInput`` with the reason."""
         raise MissingInput(f"there is no result {self.name!r}: {self.reason}")
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -162,11 +158,7 @@ class Results:
 
 
 def type_of(name: str) -> Any:  # noqa: ANN401 - a type
-    """The type of a result's data: what ``Results`` says, else what ``analyze`` of the analyzer returns.
-
-    Raises:
-        KeyError: No analyzer has that name.
-    """
+    """The type of a result's data: what ``Results`` says, else what ``analyze`` of the analyzer returns."""
     hint = get_type_hints(Results).get(name)
     if hint is None:
         kind = get_type_hints(import_module({one.name: one.module for one in analyzers()}[name]).analyze)["return"]

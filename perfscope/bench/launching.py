@@ -21,7 +21,7 @@ from perfscope.bench.settings import Machine, Settings, Variant
 from perfscope.errors import PerfscopeError, UsageError
 from perfscope.workloads.strategies import Processes
 
-_SCRIPT = "perfscope.workloads.strategies.train"
+_SCRIPT = str(Path(__file__).parents[1] / "workloads" / "strategies" / "train.py")
 #: After Ctrl-C a training has so long to end by itself.
 _PATIENCE_S = 10
 
@@ -135,14 +135,13 @@ def profile_words(variant: Variant, settings: Settings, place: TrainingPlace, po
 
 def launch_words(variant: Variant, settings: Settings, port: int) -> list[str]:
     """The launcher of a variant's processes, up to the training script."""
-    script = find_script()
     if variant.facts.processes is not Processes.ONE_A_DEVICE:
-        return [sys.executable, script]
+        return [sys.executable, _SCRIPT]
     if settings.launcher is not None:
         launcher = settings.launcher.format(nproc=variant.nproc, port=port)
-        return [*shlex.split(launcher), script]
+        return [*shlex.split(launcher), _SCRIPT]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--master-port", str(port)]
-    return [*torchrun, "--nproc-per-node", str(variant.nproc), script]
+    return [*torchrun, "--nproc-per-node", str(variant.nproc), _SCRIPT]
 
 
 def training_words(variant: Variant, settings: Settings) -> list[str]:
@@ -167,7 +166,7 @@ def describe_machine(settings: Settings) -> Machine:
     if find_spec("torch") is None:
         raise PerfscopeError("torch is not installed here", hint="pip install perfscope-toolkit[torch]")
     ended = subprocess.run(
-        [sys.executable, find_script(), "--describe", *model_words(settings)],
+        [sys.executable, _SCRIPT, "--describe", *model_words(settings)],
         capture_output=True,
         text=True,
         check=False,
@@ -179,14 +178,6 @@ def describe_machine(settings: Settings) -> Machine:
         where = f" ({places[-1]})" if settings.model.partition(":")[0].endswith(".py") and places else ""
         raise UsageError(f"{settings.model}: {lines[-1] if lines else 'it ended without a word'}{where}")
     return Machine(**json.loads(ended.stdout.splitlines()[-1]))
-
-
-def find_script() -> str:
-    """The path of the training script."""
-    spec = find_spec(_SCRIPT)
-    if spec is None or spec.origin is None:
-        raise PerfscopeError("the training script of the strategies is missing", hint="reinstall perfscope-toolkit")
-    return spec.origin
 
 
 def _environment(settings: Settings, variant: Variant | None, port: int) -> dict[str, str]:

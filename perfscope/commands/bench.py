@@ -138,12 +138,7 @@ def bench(
 
 
 def _confirm(rows: int, running: RunOptions, *, is_chosen: bool) -> None:
-    """Say how much would be trained, and for how long at most; ask on a terminal.
-
-    Raises:
-        UsageError: Nobody can be asked, and nothing was chosen: it would train the defaults.
-        Abort: The answer is no.
-    """
+    """Say how much would be trained; ask on a terminal, else ``UsageError`` where all defaults would be trained."""
     trainings = rows * running.repetitions
     minutes = [math.ceil(trainings * seconds / S_PER_MINUTE) for seconds in (_START_S, running.timeout)]
     plan = (

@@ -457,11 +457,7 @@ def _perfscope(*words: str | Path, shown: int | None = subprocess.PIPE) -> subpr
 
 
 def measure_ceiling(output: Path | None) -> Report:
-    """Run the benchmark of `analyze --ceiling` on all GPUs, in processes of its own.
-
-    Raises:
-        PerfscopeError: It failed, or did not end.
-    """
+    """Run the benchmark of `analyze --ceiling` on all GPUs; ``PerfscopeError`` where it failed or did not end."""
     # Asked in a process of its own: a driver's state is inherited by children.
     devices = (probe(_COUNT_GPUS).values or {"devices": 0})["devices"]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)] if devices > 1 else []

@@ -24,11 +24,7 @@ def account_for(locations: Sequence[str]) -> Iterator[tuple[Goodput, tuple[str, 
 
 
 def _account(locations: Sequence[str], places: FilePlaces) -> tuple[Goodput, tuple[str, ...]]:
-    """The goodput of one job, whose runs and logs these are, and what could not be read.
-
-    Raises:
-        SourceError: None of them recorded a step.
-    """
+    """The goodput of one job, and what could not be read; ``SourceError`` where none of them recorded a step."""
     lives: list[Life] = []
     damage: list[str] = []
     others = iter(places.paths)

@@ -43,11 +43,7 @@ def parse_option(option: str, parse: Callable[[str], _T], text: str | None) -> _
 
 
 def or_newest(paths: Sequence[str] | None, count: int = 1) -> tuple[list[str], tuple[str, ...]]:
-    """The runs that were typed, or the newest ones of ``runs`` with a note that names them.
-
-    Raises:
-        UsageError: None was typed, and ``runs`` holds too few.
-    """
+    """The runs that were typed, or the newest ones of ``runs`` and a note; ``UsageError`` where it holds too few."""
     if paths:
         return list(paths), ()
     newest = find_newest(count)
@@ -143,11 +139,7 @@ def require_readable(sections: Sequence[str] | None, chosen: Format | None) -> N
 
 
 def choose_sections(report: Report, names: Iterable[str] | None) -> Report:
-    """The report with the sections that are named alone, in the order of the names; all of it where none is.
-
-    Raises:
-        UsageError: The report has no section of a name.
-    """
+    """The report with the named sections alone, all where none is; ``UsageError`` where it has none of a name."""
     if not names:
         return report
     sections = list(report.sections)

@@ -149,11 +149,7 @@ _KINDS = (
 
 
 def analyze_for_page(inputs: Inputs, plan: Plan) -> Analysis:
-    """Analyze what ``find_inputs`` read for a page: every default analyzer, the timeline and the stacks.
-
-    Raises:
-        SourceError: No input can be read.
-    """
+    """Analyze inputs by the default analyzers, the timeline and the stacks; ``SourceError`` where none can be read."""
     return analyze_inputs(inputs, msgspec.structs.replace(plan, besides=frozenset(("timeline", "stacks"))))
 
 

@@ -147,11 +147,7 @@ def profile(
 
 
 def _configure(windows: WindowOptions, events: EventOptions, nvml_hz: float, watch: WatchOptions) -> Config:
-    """What to record.
-
-    Raises:
-        UsageError: An option cannot be read.
-    """
+    """What to record; ``UsageError`` where an option cannot be read."""
     return Config(
         run_dir="",  # of all options the folder alone may not be possible, and the command runs without it
         windows=parse_option("--steps", parse_windows, windows.steps) or (),

@@ -40,11 +40,7 @@ class Prepared:
 
 
 def prepare(config: Config, typed_run_dir: Path | None, command: Sequence[str]) -> Prepared:
-    """Create the run's folder, describe the run, and build the command's environment.
-
-    Raises:
-        UsageError: The typed folder exists, or cannot be a folder.
-    """
+    """Describe the run in its folder, and build the environment; ``UsageError`` where the typed folder is wrong."""
     prepared, error = call_safely(lambda: _prepare(config, typed_run_dir, command))
     if isinstance(error, UsageError):
         raise error
@@ -104,11 +100,7 @@ def _create_default_folder(config: Config, command: Sequence[str]) -> tuple[Conf
 
 
 def _create_folder(config: Config) -> Path:
-    """Create the run's folder with what the ranks load at their start, or nothing.
-
-    Raises:
-        OSError: It exists, or cannot be created.
-    """
+    """Create the run's folder with what the ranks load at their start, or nothing: ``OSError``."""
     try:
         return launch.prepare(config)
     except FileExistsError:
