@@ -6,7 +6,7 @@
 
     run = perfscope.open("runs/2026-11-22")
     for finding in run.findings:
-        print(finding["title"], finding["advice"])
+        print(finding.title, finding.advice)
 
 The package is imported inside training jobs, so this file imports nothing: what ``perfscope/__init__.pyi`` names is
 loaded when it is first used.

@@ -23,7 +23,7 @@ from perfscope.page import analyze_for_page, describe_analysis, render
 from perfscope.renderers import Format
 from perfscope.report import MOST_ROWS, Column, Json, Report, Section, in_unit, long_table
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
-from perfscope.units import parse_ranges
+from perfscope.units import format_count, parse_ranges
 from perfscope.watching.job import WatchedJob
 from perfscope.watching.openmetrics import to_openmetrics
 
@@ -176,4 +176,4 @@ def _describe_merged(merged: Merged) -> Report:
         )
     shown = [(*row[:-1], Path(row[-1]).name) for row in rows]
     section = long_table("Merged traces", columns, shown, (*notes, *merged.notes), most=MOST_ROWS)
-    return Report(f"{len(merged.traces)} traces on one clock", data, (section,), merged.damage)
+    return Report(f"{format_count(len(merged.traces), 'trace')} on one clock", data, (section,), merged.damage)

@@ -19,7 +19,7 @@ def test_opening_a_run_loads_neither_torch_nor_pandas_nor_scipy(tmp_path: Path) 
         "import sys, perfscope\n"
         f"run = perfscope.open({str(ROOT / 'fixtures' / 'findings' / 'h200' / 'unpinned')!r})\n"
         "assert run.steps.count == 34\n"
-        "assert run.findings.data\n"
+        "assert all(finding.title and finding.advice for finding in run.findings)\n"
         "print(sorted({'torch', 'pandas', 'scipy', 'rich', 'typer'} & set(sys.modules)))"
     )
     assert run([sys.executable, "-c", program], tmp_path).stdout == "[]\n"
@@ -33,7 +33,7 @@ def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:
         "def causes(path: str) -> Iterator[str]:\n"
         "    run = perfscope.open(path, workers=2)\n"
         "    for finding in run.findings:\n"
-        "        yield f\"{finding['title']}: {finding['cost_us'] / 1000:.1f} ms: {finding['advice']}\"\n"
+        '        yield f"{finding.title}: {finding.cost}: {finding.advice}"\n'
         "def idle_us(path: str) -> float | None:\n"
         "    breakdown = perfscope.open(path).results.breakdown\n"
         "    if not breakdown:\n"
