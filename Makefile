@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all set-up themselves, in .venv; they need python3.11 or newer, make and g++.
+# `make demo` and `make test` do all set-up themselves, in .venv; they need python3.11 or newer, and the tests g++, too.
 
 PYTHON ?= python3
 VENV := .venv
