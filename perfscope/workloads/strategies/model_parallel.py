@@ -1,7 +1,7 @@
 """Manual model parallelism: one process, parts of the model on several devices.
 
-One device works at a time, unless the batch is cut into splits: a host starts kernels without waiting for them, so that
-a device works on a split while the next one works on the split before it.
+One device works at a time, unless the batch is cut into splits. A host starts kernels without waiting for them. So a
+device works on a split while the next one works on the split before it.
 """
 
 from __future__ import annotations
