@@ -20,7 +20,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.measures.host_activity import names_with, waits_for_device
+from perfscope.measures.host_activity import waits_for_device
 from perfscope.measures.idle_gaps import gaps_of_device
 from perfscope.measures.rank_labels import in_order
 from perfscope.report import MOST_ROWS, Section
@@ -184,12 +184,12 @@ def _kinds(trace: Trace, device: int) -> tuple[Int64, Int64]:
     calls = trace.calls
     kinds = np.full(len(calls), ABSENT, np.int64)
     kinds[waits_for_device(trace)] = KINDS.index(SYNCHRONISATION)
-    kinds[names_with(trace, _ALLOCATES)[calls.name]] = KINDS.index(ALLOCATION)
+    kinds[trace.called(_ALLOCATES)] = KINDS.index(ALLOCATION)
     is_of_device = (trace.device.device == device) & (trace.launch != ABSENT)
     # A copy into memory that is not pinned returns when it has ended.
-    waits = names_with(trace, _TO_PAGEABLE)[trace.device.name] & is_of_device
+    waits = trace.named(_TO_PAGEABLE)[trace.device.name] & is_of_device
     kinds[trace.launch[waits]] = KINDS.index(SYNCHRONISATION)
-    is_copy = names_with(trace, _PAGEABLE)[trace.device.name] & is_of_device
+    is_copy = trace.named(_PAGEABLE)[trace.device.name] & is_of_device
     events = np.flatnonzero(is_copy)
     copied = np.zeros(len(calls), np.int64)
     kinds[trace.launch[events]] = KINDS.index(PAGEABLE)

@@ -17,12 +17,12 @@ from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.measures.doubt import TOLERANCE
-from perfscope.measures.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.measures.gpu_steps import GpuOfRanks, UsedGpu, step_intervals_ns, used_gpus
 from perfscope.measures.rank_labels import rank_cell
 from perfscope.measures.readings import PowerCurve, read_column
 from perfscope.measures.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.report import MOST_ROWS, Section
-from perfscope.result import Column, Doc, Figures, Result, Table
+from perfscope.result import Column, Doc, Result, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
@@ -33,13 +33,9 @@ _AVERAGED_NS = NS_PER_S
 _MOSTLY_TRAINING = 0.8
 
 
-class GpuEnergy(Figures, frozen=True):
+class GpuEnergy(GpuOfRanks, frozen=True):
     """The energy of one GPU: power integrated over each step by the trapezoidal rule."""
 
-    host: Annotated[str, Doc("Its machine.")]
-    uuid: Annotated[str, Doc("Its UUID.")]
-    name: Annotated[str, Doc("Its model.")]
-    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it.")]
     steps: Annotated[int, Doc("Number of undisturbed steps that the samples cover.")]
     step_j: Annotated[float | None, Doc("Mean energy of these.")]
     power_w: Annotated[float | None, Doc("Mean power in these.")]
@@ -116,10 +112,7 @@ def _integrate_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuEnergy:
     power_w = float(joules.sum()) / seconds if seconds > 0 else None
     reason = reason or _doubt_power(used.samples, power_w)
     return GpuEnergy(
-        host=used.samples.host,
-        uuid=used.samples.uuid,
-        name=used.samples.name,
-        ranks=used.ranks,
+        *used.identity,
         steps=int(covered.sum()),
         step_j=float(joules.mean()) if reason is None else None,
         power_w=power_w if reason is None else None,

@@ -14,12 +14,12 @@ import numpy as np
 
 from perfscope.constants import KIB, KILO, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.measures.gpu_steps import find_device_ranks, ranks_on_gpu, require_samples
+from perfscope.measures.gpu_steps import GpuOfRanks, find_device_ranks, ranks_on_gpu, require_samples
 from perfscope.measures.rank_labels import rank_cell
 from perfscope.measures.readings import read_column
 from perfscope.measures.statistics import maximum, mean
 from perfscope.report import Section, in_unit
-from perfscope.result import GIGABYTES, Column, Doc, Figures, ResultList, Table
+from perfscope.result import GIGABYTES, Column, Doc, ResultList, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
@@ -28,13 +28,9 @@ from perfscope.tables.run import Run
 _PCIE_WRAP = 2**32
 
 
-class GpuUsage(Figures, frozen=True):
+class GpuUsage(GpuOfRanks, frozen=True):
     """An entry of ``results.gpus``; means are over NVML's samples between the first and the last step."""
 
-    host: Annotated[str, Doc("Its machine.")]
-    uuid: Annotated[str, Doc("Its UUID.")]
-    name: Annotated[str, Doc("Its model.")]
-    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it, as far as known.")]
     samples: Annotated[int, Doc("How many samples the means are over.")]
     power_w: Annotated[float | None, Doc("Mean power.")]
     power_limit_w: Annotated[float | None, Doc("The enforced limit.")]

@@ -23,6 +23,7 @@ import numpy as np
 from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_US, TERA
 from perfscope.errors import NotApplicable
+from perfscope.measures.marked_steps import describe_mean, in_steps
 from perfscope.measures.nesting import Nesting
 from perfscope.measures.rank_labels import in_order
 from perfscope.report import DEFAULT_DEPTH, MOST_ROWS, Cell, Column, Row, Section, in_unit, percent, percent_of
@@ -30,7 +31,7 @@ from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import union
 from perfscope.tables.operator_details import OperatorDetails, no_details
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct
+from perfscope.tables.trace import ABSENT, GRAPH_LAUNCH, Trace, Work, distinct
 
 MODULE, REGION, NODE = "nn.Module: ", "Torch-Compiled Region: ", "autograd::engine::evaluate_function: "
 #: FSDP's marks name the module whose parameters they gather, and whose gradients they reduce.
@@ -68,7 +69,6 @@ _OWNER_MARKS = (
     ("Optimizer.zero_grad#", Owner.OPTIMIZER),
     ("enumerate(DataLoader)", Owner.DATA),
 )
-_GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +110,7 @@ class ModuleMap:
         self._kind = kinds[self._name] if len(self._name) else self._name
         self._nesting = Nesting(self._start, end, self._thread)
         self._number_nodes(details)
-        is_function = np.array([bool(_BACKWARD_FUNCTION.search(name)) for name in trace.names] or [False], np.bool_)
+        is_function = trace.named(_BACKWARD_FUNCTION)
         is_forward = (details.sequence != ABSENT) & (details.forward_thread <= 0) & (kinds[trace.operators.name] == 0)
         is_forward &= ~is_function[trace.operators.name]
         forward = np.flatnonzero(is_forward)
@@ -151,10 +151,9 @@ class ModuleMap:
 
     def _resolve(self) -> None:
         count = len(self._name)
-        self._module, self._phase = np.full(count + 1, ABSENT, np.int64), np.zeros(count + 1, np.int64)
         module: list[int] = [ABSENT] * (count + 1)
         phase: list[int] = [ModulePhase.FORWARD] * (count + 1)
-        is_backward = [False] * (count + 1)
+        node: list[int] = [ABSENT] * (count + 1)  # the innermost one around
         before: dict[int, int] = {}
         names = self._trace.names
         parents, links = self._nesting.parent.tolist(), self._link.tolist()
@@ -163,26 +162,26 @@ class ModuleMap:
         outermost_first = np.lexsort((np.argsort(self._nesting.order), self._start))
         for row in outermost_first.tolist():
             parent, name = parents[row], names[name_of[row]]
-            is_backward[row] = is_backward[parent]
-            kind = kinds[row]
+            kind, is_backward = kinds[row], node[parent] != ABSENT
+            node[row] = row if kind == _NODE_KIND else node[parent]
             if kind == _NODE_KIND:
                 link = links[row]
                 if sequences[row] == ABSENT:
                     module[row] = before.get(threads[row], ABSENT)
                 else:
                     module[row] = before[threads[row]] = module[link] if link != ABSENT else ABSENT
-                phase[row], is_backward[row] = ModulePhase.BACKWARD, True
+                phase[row] = ModulePhase.BACKWARD
                 continue
-            phase[row] = ModulePhase.RECOMPUTATION if is_backward[row] else ModulePhase.FORWARD
+            phase[row] = ModulePhase.RECOMPUTATION if is_backward else ModulePhase.FORWARD
             if kind == _SHARDING_KIND:
                 module[row] = self._sharded(name, module[parent])
                 phase[row] = ModulePhase.COMMUNICATION
-            elif name == _GRAPH and is_backward[row] and self._is_compiled_backward(parent):
+            elif name == _GRAPH and is_backward and _COMPILED_BACKWARD in names[name_of[node[row]]]:
                 module[row], phase[row] = module[parent], ModulePhase.BACKWARD
             else:
                 module[row] = self._number(self._path(kind, name, module[parent]), module[parent])
-                self.calls[module[row]] += not is_backward[row]
-        self._module[:], self._phase[:] = module, phase
+                self.calls[module[row]] += not is_backward
+        self._module, self._phase = np.array(module, np.int64), np.array(phase, np.int64)
         self._numberless = np.append((self._kind == _NODE_KIND) & (self._sequence == ABSENT), False)
         # Where forward operators run, by thread: inside a node they repeat the forward pass.
         self._repeats = {
@@ -190,13 +189,6 @@ class ModuleMap:
             for thread in distinct(self._forward.thread)
             for rows in (self._forward.thread == thread,)
         }
-
-    def _is_compiled_backward(self, scope: int) -> bool:
-        while scope != ABSENT:
-            if self._kind[scope] == _NODE_KIND:
-                return _COMPILED_BACKWARD in self._trace.names[self._name[scope]]
-            scope = int(self._nesting.parent[scope])
-        return False
 
     def _path(self, kind: int, name: str, around: int) -> str:
         if kind == _REGION_KIND:
@@ -280,9 +272,8 @@ def find_owners(trace: Trace, modules: ModuleMap) -> tuple[Int64, Int64, Int64]:
     is_of_bucket = communicates & places.is_numberless
     module[rows] = np.where(is_of_bucket, ABSENT, places.module)
     phase[rows] = np.where(communicates, int(ModulePhase.COMMUNICATION), places.phase)
-    is_graph = np.array([bool(_GRAPH_LAUNCH.match(name)) for name in trace.names], np.bool_)
     of_rows = np.where(copies, int(Owner.COPIES), int(Owner.OUTSIDE))
-    of_rows = np.where(is_graph[trace.calls.name[launch[rows]]], int(Owner.GRAPH), of_rows)
+    of_rows = np.where(trace.called(GRAPH_LAUNCH)[launch[rows]], int(Owner.GRAPH), of_rows)
     for prefix, marked in _OWNER_MARKS:
         spans = trace.annotated(prefix)
         marks = Nesting(spans.start_ns, spans.end_ns, spans.thread)
@@ -348,7 +339,7 @@ def measure(trace: Trace) -> RankModules | None:
     if not modules.names or not len(trace.device):
         return None
     module, phase, owner = find_owners(trace, modules)
-    inside = trace.step != ABSENT if len(trace.steps) else np.ones(len(trace.device), np.bool_)
+    inside, steps = in_steps(trace)
     count, phases = len(modules.names), len(ModulePhase)
     key = module * phases + phase
     of_modules = np.flatnonzero(inside & (module != ABSENT))
@@ -358,7 +349,7 @@ def measure(trace: Trace) -> RankModules | None:
     details = trace.details
     return RankModules(
         rank=trace.rank,
-        steps=len(distinct(trace.step[inside])) if len(trace.steps) else 0,
+        steps=steps,
         modules=tuple(
             ModuleTimes(
                 path=path,
@@ -452,11 +443,11 @@ class ModuleNode:
         counts = own + [count for count in inside if count is not None]
         return sum(counts) if counts else None
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, ModuleNode]]:
-        """This node and those inside, with their depths; the most time first."""
-        yield depth, self
+    def walk(self) -> Iterator[ModuleNode]:
+        """This node and those inside; the most time first."""
+        yield self
         for child in sorted(self.children, key=lambda child: -child.total_ns):
-            yield from child.walk(depth + 1)
+            yield from child.walk()
 
 
 def _add(*rows: tuple[int, ...]) -> tuple[int, ...]:
@@ -473,7 +464,7 @@ def build_tree(modules: Sequence[ModuleTimes]) -> list[ModuleNode]:
     roots = []
     for path, node in nodes.items():
         parent = parents[path]
-        if parent is None or _leads_to(parents, parent, path):
+        if parent is None or _is_circular(parents, path):
             roots.append(node)
         else:
             nodes[parent].children.append(node)
@@ -493,16 +484,13 @@ def _parent(module: ModuleTimes, nodes: dict[str, ModuleNode]) -> str | None:
     return around if around in nodes and around != module.path else None
 
 
-def _leads_to(parents: dict[str, str | None], start: str, goal: str) -> bool:
-    """Whether the chain of parents from one module reaches another: a circle, which marks that overlap can make."""
-    step: str | None = start
-    for _ in range(len(parents)):
-        if step is None:
-            return False
-        if step == goal:
-            return True
+def _is_circular(parents: dict[str, str | None], path: str) -> bool:
+    """Whether the parents of a module lead into a circle, which marks that overlap can make."""
+    passed, step = {path}, parents[path]
+    while step is not None and step not in passed:
+        passed.add(step)
         step = parents[step]
-    return True
+    return step is not None
 
 
 def fold(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
@@ -669,8 +657,7 @@ class ModuleTree(Result, frozen=True):
             yield (*cells, *(None,) * 6, kernels / steps, None, None, None)
 
     def _notes(self, rank: RankModules, ranks: Sequence[RankModules]) -> Iterator[str]:
-        of_step = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step"
-        of_step = of_step if rank.steps else "the whole trace, which marks no step"
+        of_step = f"{describe_mean(rank.steps)}{'' if rank.steps else ', which marks no step'}"
         owned = "" if rank.owned is None else f" {percent(rank.owned):.1f} % of it has a module or a named owner."
         yield (
             f"Time of device events, of {of_step}; events that overlap each count in full.{owned} A module's total "
@@ -707,7 +694,6 @@ def _walk_shown(node: ModuleNode, depth: int = 0, outside: str = "") -> Iterator
 
 def _rank_times(rank: RankModules) -> RankModuleTimes:
     steps = max(1, rank.steps)
-    by_path = {module.path: module for module in rank.modules}
     return RankModuleTimes(
         rank=rank.rank,
         steps=rank.steps,
@@ -719,26 +705,22 @@ def _rank_times(rank: RankModules) -> RankModuleTimes:
             owner.name.lower(): OwnerTime(time / steps / NS_PER_US, kernels / steps)
             for owner, (time, kernels) in rank.owners.items()
         },
-        modules=tuple(
-            _module_time(node, by_path[node.path], steps)
-            for root in build_tree(rank.modules)
-            for _, node in root.walk()
-        ),
+        modules=tuple(_module_time(node, steps) for root in build_tree(rank.modules) for node in root.walk()),
     )
 
 
-def _module_time(node: ModuleNode, module: ModuleTimes, steps: int) -> ModuleTime:
+def _module_time(node: ModuleNode, steps: int) -> ModuleTime:
     flops = node.total_flops()
     return ModuleTime(
         path=node.path,
-        calls=module.calls / steps,
+        calls=node.calls / steps,
         self_us=node.self_ns / steps / NS_PER_US,
         total_us=node.total_ns / steps / NS_PER_US,
-        self_by_phase_us=_by_phase(module.device_ns, steps),
+        self_by_phase_us=_by_phase(node.device_ns, steps),
         total_by_phase_us=_by_phase(node.totals_ns(), steps),
-        self_kernels=sum(module.kernels) / steps,
+        self_kernels=sum(node.kernels) / steps,
         total_kernels=node.total_kernels() / steps,
-        self_flops=None if module.flops is None else sum(module.flops) / steps,
+        self_flops=None if node.flops is None else sum(node.flops) / steps,
         total_flops=None if flops is None else flops / steps,
     )
 

@@ -104,7 +104,7 @@ def _idle(trace: Trace, rows: Int64) -> int:
 
 def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:
     for way, pattern in ((FUSED, _IS_FUSED), (FOREACH, _IS_FOREACH)):
-        matches = np.array([bool(pattern.search(text)) for text in trace.names], np.bool_)[names]
+        matches = trace.named(pattern)[names]
         if 2 * duration[matches].sum() >= max(int(duration.sum()), 1):
             return way
     return LOOP

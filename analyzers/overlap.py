@@ -23,9 +23,9 @@ import numpy as np
 
 from perfscope.analyzers.collectives.process_groups import (
     PRIORITY,
+    TRANSFER,
     described_role,
     is_point_to_point,
-    is_transfer,
     roles_in,
 )
 from perfscope.constants import NS_PER_US
@@ -138,8 +138,7 @@ def members_by_group(trace: Trace, device: int) -> list[tuple[str, Bool]]:
     numbers = {kind: number for number, kind in enumerate(sorted({*kinds, transferred}))}
     number_of = np.array([numbers[kind] for kind in kinds])[events.collective]  # ABSENT takes the last
     # Transfers that a framework batches carry no metadata; only their kernel's name identifies them.
-    transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
-    number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers[transferred]
+    number_of[(events.collective == ABSENT) & trace.named(TRANSFER)[events.name]] = numbers[transferred]
     groups = [(axis, communicates & (number_of == number)) for (_, _, axis), number in numbers.items()]
     return sorted(groups, key=lambda group: PRIORITY.index(group[0]))
 

@@ -21,6 +21,7 @@ from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
 from perfscope.errors import NoDevice
 from perfscope.measures.doubt import TOLERANCE
+from perfscope.measures.marked_steps import describe_mean, in_steps
 from perfscope.measures.rank_labels import in_order
 from perfscope.models.hardware import Gpu, lookup_gpu
 from perfscope.report import MOST_ROWS, Section, percent_of
@@ -30,7 +31,7 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.kernel_precision import UNNAMED, element_precision, product_precision
 from perfscope.tables.operator_details import OperatorInputs
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
+from perfscope.tables.trace import ABSENT, GRAPH_LAUNCH, Trace, Work, join
 
 _MOST_TENSORS = 4
 _ATEN = "aten::"
@@ -73,17 +74,16 @@ def measure(trace: Trace) -> RankWork | None:
     """The operators of a trace; None without device events."""
     if not len(trace.device):
         return None
-    inside = trace.step != ABSENT if len(trace.steps) else np.ones(len(trace.device), np.bool_)
+    inside, steps = in_steps(trace)
     computes = inside & trace.device.is_work(Work.COMPUTE, Work.FUSED)
-    is_graph = np.array([name.endswith("GraphLaunch") for name in trace.names], np.bool_)
     launch = trace.launch
     in_graph = computes & (launch != ABSENT)
     if len(trace.calls):
-        in_graph &= is_graph[trace.calls.name[np.maximum(launch, 0)]]
+        in_graph &= trace.called(GRAPH_LAUNCH)[np.maximum(launch, 0)]
     operators = _work_by_operator(trace, np.flatnonzero(computes & ~in_graph))
     return RankWork(
         rank=trace.rank,
-        steps=len(distinct(trace.step[inside])) if len(trace.steps) else 0,
+        steps=steps,
         device_name=next(iter(trace.devices), ""),
         operators=tuple(sorted(operators, key=lambda work: (-work.device_ns, work.operator, work.shapes))),
         device_ns=int(trace.device.duration_ns[inside].sum()),
@@ -408,11 +408,10 @@ class Roofline(Result, frozen=True):
         )
 
     def _notes(self, rank: RankWork, shares: RankShares) -> Iterator[str]:
-        of = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step" if rank.steps else "the whole trace"
         which = f" of rank {rank.rank}" if len(self.traced) > 1 and rank.rank is not None else ""
         yield (
-            f"For {of}{which}. Bytes are the inputs and outputs, once each: a lower bound. Regain is the "
-            "time above the attainable one: no change regains more without less work."
+            f"For {describe_mean(rank.steps)}{which}. Bytes are the inputs and outputs, once each: a lower bound. "
+            "Regain is the time above the attainable one: no change regains more without less work."
         )
         yield _describe_ceilings(self._ceilings(rank), rank)
         if not rank.has_shapes:

@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.measures.doubt import TOLERANCE, check_share
-from perfscope.measures.gpu_steps import THROTTLING_CAUSES, UsedGpu, step_intervals_ns, used_gpus
+from perfscope.measures.gpu_steps import THROTTLING_CAUSES, GpuOfRanks, UsedGpu, step_intervals_ns, used_gpus
 from perfscope.measures.rank_labels import rank_cell
 from perfscope.measures.readings import LONGEST_GAP_NS, read_column
 from perfscope.measures.statistics import mean, median
@@ -37,13 +37,9 @@ class ThrottlingCause(Figures, frozen=True):
     time_fraction: Annotated[float | None, Doc("Share of training in which it was active, by the GPU's counter.")]
 
 
-class GpuThrottling(Figures, frozen=True):
+class GpuThrottling(GpuOfRanks, frozen=True):
     """An entry of ``results.throttling``: a GPU, and the steps in which it was throttled."""
 
-    host: Annotated[str, Doc("Its machine.")]
-    uuid: Annotated[str, Doc("Its UUID.")]
-    name: Annotated[str, Doc("Its model.")]
-    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it.")]
     known_steps: Annotated[int, Doc("Number of steps that samples cover.")]
     steps: Annotated[tuple[int, ...], Doc("Steps that were throttled by any cause.")]
     causes: Annotated[tuple[ThrottlingCause, ...], Doc("By cause.")]
@@ -120,10 +116,7 @@ def _find_throttled_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuTh
         for bit, (name, counter) in THROTTLING_CAUSES.items()
     ]
     return GpuThrottling(
-        host=used.samples.host,
-        uuid=used.samples.uuid,
-        name=used.samples.name,
-        ranks=used.ranks,
+        *used.identity,
         known_steps=int(covered.sum()),
         steps=tuple(step[throttled].tolist()),
         causes=tuple(cause for cause in causes if cause.steps or cause.time_fraction),

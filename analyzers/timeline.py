@@ -14,7 +14,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.clock import ClockOffsets
 from perfscope.analyzers.clock import analyze as align_clocks
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind, calls_by_group
 from perfscope.analyzers.collectives.matching import match
@@ -219,22 +218,25 @@ class JobTracks(Struct, frozen=True, eq=False):
         return (min(start for start, _ in spans), max(end for _, end in spans)) if spans else None
 
 
-def join_tracks(tracks: Sequence[RankTracks]) -> JobTracks:
-    """Put the tracks of all ranks on one clock."""
-    ordered = tuple(sorted(tracks, key=_place))
-    partials = [(rank.calls,) for rank in ordered if rank.calls is not None]
-    clock, notes = None, []
+def join_tracks(tracks: Sequence[RankTracks], shown: Sequence[RankTracks] | None = None) -> JobTracks:
+    """The tracks that are shown, by default all, on the clock that all ranks have in common."""
+    clock, notes, ranks = None, [], {rank.rank for rank in tracks}
     try:
-        clock = align_clocks(partials)
+        clock = align_clocks([(rank.calls,) for rank in sorted(tracks, key=_place) if rank.calls is not None])
     except MissingInput:
-        if len({rank.rank for rank in ordered}) > 1:
+        if len(ranks) > 1:
             notes.append("No collective on GPUs connects the ranks: the clocks of their hosts are taken as they are.")
-    clocks = clocks_of(clock)
-    alone = sorted({rank.rank for rank in ordered if rank.rank is not None} - set(clocks)) if clock else []
+    clocks = {
+        rank.rank: ClockShift(round(rank.offset_ns), round(rank.residual_ns or 0))
+        for rank in (clock.ranks if clock else ())
+        if rank.offset_ns is not None
+    }
+    alone = sorted(rank for rank in ranks if rank is not None and rank not in clocks) if clock else []
     if alone:
-        ranks = ", ".join(map(str, alone))
-        notes.append(f"No collective connects these ranks with the others, their host's clock counts: {ranks}.")
-    operations = tuple(_join_operations(partials, clocks))
+        listed = ", ".join(map(str, alone))
+        notes.append(f"No collective connects these ranks with the others, their host's clock counts: {listed}.")
+    ordered = tuple(sorted(tracks if shown is None else shown, key=_place))
+    operations = tuple(_join_operations([(rank.calls,) for rank in ordered if rank.calls is not None], clocks))
     reference = None if clock is None else clock.reference_rank
     return JobTracks(ordered, clocks, reference, operations, tuple(_find_bubbles(ordered, clocks)), tuple(notes))
 
@@ -242,15 +244,6 @@ def join_tracks(tracks: Sequence[RankTracks]) -> JobTracks:
 def _place(tracks: RankTracks) -> tuple[bool, int, int, str, int]:
     begin_ns = tracks.steps[0].start_ns if tracks.steps else tracks.base_ns
     return tracks.rank is None, tracks.rank or 0, begin_ns, tracks.trace, tracks.device or 0
-
-
-def clocks_of(clock: ClockOffsets | None) -> dict[int, ClockShift]:
-    """The clock of each rank that collectives connect with others."""
-    return {
-        rank.rank: ClockShift(round(rank.offset_ns), round(rank.residual_ns or 0))
-        for rank in (clock.ranks if clock else ())
-        if rank.offset_ns is not None
-    }
 
 
 def _join_operations(
@@ -485,15 +478,8 @@ def analyze(partials: Sequence[tuple[DeviceTimeline, ...]]) -> JobTimeline:
     if not devices:
         raise MissingInput("the traces contain neither GPU events nor operators")
     shown, why_shown = _choose(devices)
-    job = join_tracks([devices[index].tracks for index in shown])
-    try:  # nothing where no collective connects the ranks
-        clocks = clocks_of(
-            align_clocks([(device.tracks.calls,) for device in devices if device.tracks.calls is not None])
-        )
-    except MissingInput:
-        clocks = {}
-    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
-    start_ns, end_ns, shares = _sum_stretches(devices, offsets)
+    job = join_tracks([device.tracks for device in devices], [devices[index].tracks for index in shown])
+    start_ns, end_ns, shares = _sum_stretches(devices, job)
     return JobTimeline(tuple(devices), job, shown, why_shown, start_ns, end_ns, shares)
 
 
@@ -524,12 +510,11 @@ def _choose(devices: Sequence[DeviceTimeline]) -> tuple[tuple[int, ...], tuple[s
     return tuple(shown), tuple(reasons[index] for index in shown)
 
 
-def _sum_stretches(devices: Sequence[DeviceTimeline], offsets: dict[int, int]) -> tuple[int, int, Int64]:
+def _sum_stretches(devices: Sequence[DeviceTimeline], job: JobTracks) -> tuple[int, int, Int64]:
     moved = []
     for device in devices:
-        states, rank = device.tracks.states, device.tracks.rank
+        states, offset_ns = device.tracks.states, job.clock_of(device.tracks.rank).offset_ns
         assert states is not None
-        offset_ns = 0 if rank is None else offsets.get(rank, 0)
         moved.append(StateRuns(states.start_ns - offset_ns, states.end_ns - offset_ns, states.state))
     start_ns = min(int(states.start_ns[0]) for states in moved)
     end_ns = max(int(states.end_ns[-1]) for states in moved)

@@ -29,7 +29,8 @@ _ROLES = (
     ("TP", r"tensor|(?:^|_)tp(?:_|$)|model_parallel"),
 )
 _PATTERNS = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
-_TRANSFER = re.compile(r"sendrecv", re.IGNORECASE)
+#: In the names of NCCL's and RCCL's kernels for sends and receives.
+TRANSFER = re.compile(r"sendrecv", re.IGNORECASE)
 _EXCHANGE = re.compile(r"all_?to_?all", re.IGNORECASE)
 _POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
 #: torch's prefix of the groups of device meshes.
@@ -109,8 +110,3 @@ def roles_in(trace: Trace) -> Callable[[str, str], str]:
 def is_point_to_point(operation: str) -> bool:
     """Whether an operation has one sender and one receiver."""
     return operation in _POINT_TO_POINT
-
-
-def is_transfer(kernel: str) -> bool:
-    """Whether a kernel is NCCL's or RCCL's for sends and receives, by its name alone."""
-    return _TRANSFER.search(kernel) is not None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, calls_by_group, operation_named
 from perfscope.analyzers.collectives.matching import join_windows
-from perfscope.analyzers.collectives.process_groups import described_role, is_point_to_point, is_transfer, roles_in
+from perfscope.analyzers.collectives.process_groups import TRANSFER, described_role, is_point_to_point, roles_in
 from perfscope.measures.kernel_medians import KernelMedians, measure_kernels
 from perfscope.measures.marked_steps import step_numbers
 from perfscope.measures.step_profile import StepProfile, measure_steps
@@ -91,7 +91,7 @@ def _count_transfers(trace: Trace, communicates: Bool) -> int:
     count = 0
     for call, name in zip(trace.device.collective[communicates].tolist(), trace.device.name[communicates], strict=True):
         if call == ABSENT:
-            count += batches_are_stages and is_transfer(trace.names[name])
+            count += batches_are_stages and TRANSFER.search(trace.names[name]) is not None
             continue
         metadata = trace.collectives[call]
         operation = operation_named(metadata.operation)

@@ -146,7 +146,7 @@ def _finding(rule: Finder, cause: Fault, cost_us: float, step_us: float, steps: 
         saved_bytes=cause.saved_bytes,
         basis=cause.basis,
         scenario=cause.scenario if cause.basis is Basis.REPLAY else None,
-        ranks=cause.ranks,
+        ranks=tuple(rank for rank in cause.ranks if rank is not None),
         evidence=cause.evidence,
         advice=cause.advice,
         place=cause.place,

@@ -163,7 +163,7 @@ def find_exposed_communication(training: TracedRun) -> Fault | None:
         evidence.append(fact(text, rank.pointer, "compute_us"))
         advice += " Transfer less: add micro-batches up before a reduction, or reduce gradients in bf16."
     return Fault(
-        cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, Basis.BOUND,
+        cost_us, (0.0, cost_us), (rank.rank,), tuple(evidence), advice, Basis.BOUND,
         scenario="perfect-overlap", is_counted=True,
     )  # fmt: skip
 

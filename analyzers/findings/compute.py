@@ -168,8 +168,7 @@ def find_unfused_norms(training: TracedRun) -> Fault | None:
         "path self_kernels self_us",
     )
     advice = f"{training.advise('unfused_norm', *training.in_use)}."
-    of_rank = () if rank.rank is None else (rank.rank,)
-    return Fault(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Basis.BOUND)
+    return Fault(cost_us, (cost_us / 2, whole_us), (rank.rank,), (evidence,), advice, Basis.BOUND)
 
 
 def find_recomputation(training: TracedRun) -> Fault | None:
@@ -267,8 +266,7 @@ def find_full_memory(training: TracedRun) -> Fault | None:
         advice = f"{saving.change[:1].upper()}{saving.change[1:]}."
     else:
         return None
-    of_rank = () if peak.rank is None else (peak.rank,)
-    return Fault(0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Basis.BOUND, saved_bytes=saved)
+    return Fault(0.0, (0.0, 0.0), (peak.rank,), tuple(evidence), advice, Basis.BOUND, saved_bytes=saved)
 
 
 RULES = (

@@ -46,7 +46,8 @@ def fact(text: str, pointer: str = "", keys: str = "") -> Proof:
 class Fault(Struct, frozen=True):
     """What a rule sees in the results of a run; times are microseconds of a step.
 
-    ``evidence`` has the most telling fact first. This fix saves ``scenario_part`` of what the scenario saves.
+    ``evidence`` has the most telling fact first. This fix saves ``scenario_part`` of what the scenario saves. A rank is
+    None where the trace does not state it.
 
     Attributes:
         is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
@@ -60,7 +61,7 @@ class Fault(Struct, frozen=True):
 
     cost_us: float
     interval_us: tuple[float, float]
-    ranks: tuple[int, ...]
+    ranks: tuple[int | None, ...]
     evidence: tuple[Proof, ...]
     advice: str
     basis: Basis = Basis.MEASURED

@@ -86,9 +86,8 @@ def find_unpinned_copies(training: TracedRun) -> Fault | None:
     is_pinned = bool(loaders) and all(loader.pin_memory for loader in loaders)
     advice = training.advise(f"unpinned_copies{'_beside_pinned_batches' if is_pinned else ''}")
     interval = min(copied_us, pageable.regained_us), pageable.regained_us + copied_us
-    of_rank = () if rank.rank is None else (rank.rank,)
     cost_us = max(pageable.regained_us, copied_us)
-    return Fault(cost_us, interval, of_rank, (evidence,), advice, basis=Basis.BOUND)
+    return Fault(cost_us, interval, (rank.rank,), (evidence,), advice, basis=Basis.BOUND)
 
 
 def find_garbage_collection(training: TracedRun) -> Fault | None:
@@ -177,9 +176,7 @@ def find_synchronisations(training: TracedRun) -> Fault | None:
         )
         for place, caller in callers[:MOST_NAMED]
     )
-    of_ranks = tuple(
-        rank.rank for row, rank in training.call_ranks if rank.rank is not None and 2 * regained_us[row] >= cost_us
-    )
+    of_ranks = tuple(rank.rank for row, rank in training.call_ranks if 2 * regained_us[row] >= cost_us)
     advice = _advise_waiting(training, callers[0][1])
     return Fault(cost_us, (cost_us / 2, cost_us), of_ranks, evidence, advice, basis=Basis.BOUND)
 
@@ -225,8 +222,8 @@ def find_allocations(training: TracedRun) -> Fault | None:
         advice = f"Try {training.advise('allocator_of_full_memory', *training.in_use)}"
     else:
         advice = f"{training.advise('allocator', *training.in_use)}."
-    cost_us, of_rank = allocation.regained_us, () if rank.rank is None else (rank.rank,)
-    return Fault(cost_us, (cost_us / 2, cost_us), of_rank, tuple(evidence), advice, basis=Basis.BOUND)
+    cost_us = allocation.regained_us
+    return Fault(cost_us, (cost_us / 2, cost_us), (rank.rank,), tuple(evidence), advice, basis=Basis.BOUND)
 
 
 def find_host_pauses(training: TracedRun) -> Fault | None:
@@ -276,7 +273,7 @@ def find_host_pauses(training: TracedRun) -> Fault | None:
             "Move this work into a DataLoader worker or out of the loop; `perfscope profile --stack` shows all of it."
         )
     interval = cost_us / 2, cost_us
-    return Fault(cost_us, interval, rank.ranks, tuple(evidence), advice, least_us=least_us, place=seen_place)
+    return Fault(cost_us, interval, (rank.rank,), tuple(evidence), advice, least_us=least_us, place=seen_place)
 
 
 def _find_busy_line(training: TracedRun, rank: int | None, share: float) -> SeenLine | None:
@@ -307,7 +304,7 @@ def find_slow_launches(training: TracedRun) -> Fault | None:
     ]
     advice = f"Try {training.advise('host_bound', *training.in_use)}, or {training.advise('larger_batch')}."
     return Fault(
-        cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, basis=Basis.BOUND, scenario="launch-free"
+        cost_us, (0.0, cost_us), (rank.rank,), tuple(evidence), advice, basis=Basis.BOUND, scenario="launch-free"
     )  # fmt: skip
 
 

@@ -140,11 +140,6 @@ class MeanStep(NamedTuple):
         """Idle time while the host launched too slowly."""
         return sum(self.host.get(cause, 0.0) for cause in LAUNCHING)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The rank, as findings state it."""
-        return () if self.rank is None else (self.rank,)
-
     def time_us(self, part: StepPart) -> float:
         """The time of a part of its step."""
         return {

@@ -379,7 +379,7 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
     setup = determine_setup(log, overrides)
     samples_per_s = _samples_per_s(log, setup, times)
     status, reason = _status(log, times)
-    missing = _find_missing(log, setup) if times.median_s is not None else None
+    tflops, why_none = (None, None) if times.median_s is None else _tflops(log, setup, times.median_s)
     numbers = rows.iteration.compressed()
     logged = Logged(
         *(
@@ -407,8 +407,8 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
         redone_iterations=log.redone,
         samples_per_s=samples_per_s,
         tokens_per_s=_steady_median(log, rows.tokens_per_s) if tokens_per_s is None else tokens_per_s,
-        tflops_per_gpu=_tflops(setup, times) if missing is None else None,
-        tflops_reason=missing,
+        tflops_per_gpu=tflops,
+        tflops_reason=why_none,
         logged=logged,
         **{name: log.number(name) for name in ("layers", "hidden", "heads", "vocab")},
         precision=None if precision is None else str(precision.value),
@@ -492,29 +492,19 @@ def _benchmark(log: JobLog) -> BenchmarkRun | None:
     return BenchmarkRun(run_s, warmup_s, log.number("run_iterations"), evaluation, target)
 
 
-def _find_missing(log: JobLog, setup: TrainingSetup) -> str | None:
-    """Why a step of a known time has no TFLOPs; None where all is known."""
+def _tflops(log: JobLog, setup: TrainingSetup, median_s: float) -> tuple[float | None, str | None]:
+    """The TFLOPs of each GPU in a step of a known time, or why there are none."""
     trained = log.fact("trained")
     if trained is not None and trained.value == "lora":
-        return "LoRA computes no gradients of frozen weights, which `bigscience` counts"
-    needed = {
-        "--size": setup.parameters,
-        "--gpus": setup.gpus,
-        "--gbs": setup.gbs,
-        "--seq-len": setup.seq_len,
-        "--checkpointing": setup.checkpointing,
-    }
-    missing = [option for option, value in needed.items() if value is None]
-    return f"{', '.join(missing)} unknown" if missing else None
-
-
-def _tflops(setup: TrainingSetup, times: LoggedStepTimes) -> float | None:
-    if times.median_s is None or setup.checkpointing is None:
-        return None
-    if setup.parameters is None or setup.gbs is None or setup.gpus is None or setup.seq_len is None:
-        return None
-    operations = bigscience(setup.parameters, setup.checkpointing) * setup.gbs * setup.seq_len
-    return operations / (round(times.median_s * NS_PER_S) / NS_PER_S) / setup.gpus / TERA
+        return None, "LoRA computes no gradients of frozen weights, which `bigscience` counts"
+    parameters, gpus, gbs, seq_len = setup.parameters, setup.gpus, setup.gbs, setup.seq_len
+    checkpointing = setup.checkpointing
+    if parameters is None or gpus is None or gbs is None or seq_len is None or checkpointing is None:
+        options = ("--size", "--gpus", "--gbs", "--seq-len", "--checkpointing")
+        needed = zip(options, (parameters, gpus, gbs, seq_len, checkpointing), strict=True)
+        return None, f"{', '.join(option for option, value in needed if value is None)} unknown"
+    operations = bigscience(parameters, checkpointing) * gbs * seq_len
+    return operations / (round(median_s * NS_PER_S) / NS_PER_S) / gpus / TERA, None
 
 
 def _status(log: JobLog, times: LoggedStepTimes) -> tuple[str, str | None]:

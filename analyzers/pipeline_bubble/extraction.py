@@ -26,6 +26,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.collectives.calls import SYNCHRONISING, members_of, operation_named
+from perfscope.analyzers.collectives.process_groups import TRANSFER
 from perfscope.analyzers.pipeline_bubble.rank_passes import (
     CollectiveRun,
     MeasuredPass,
@@ -39,7 +40,6 @@ from perfscope.tables.intervals import Intervals, union
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
 from perfscope.wire.passes import parse_pass_range
 
-_SEND_RECV = re.compile(r"SendRecv|sendrecv")
 _POINT_TO_POINT = {"", "send", "recv", "coalesced"}
 _SPLITS_DATA = re.compile(r"data|(^|_)dp(_|$)", re.IGNORECASE)
 _SPLITS_LAYERS = re.compile(r"tensor|context|expert|sequence|(^|_)(tp|cp|ep|sp)(_|$)", re.IGNORECASE)
@@ -179,8 +179,9 @@ def find_launched_events(trace: Trace) -> LaunchedEvents:
     # ABSENT picks the last entry: torch.distributed.pipelining describes no transfer.
     splits_layers = np.array([*of_layers, False], np.bool_)[device.collective[rows]]
     is_pair = [one.operation.lower() in _POINT_TO_POINT for one in trace.collectives]
-    is_send_recv = np.array([_SEND_RECV.search(name) is not None for name in trace.names], np.bool_)
-    is_transfer = is_send_recv[device.name[rows]] & np.array([*is_pair, True], np.bool_)[device.collective[rows]]
+    is_transfer = (
+        trace.named(TRANSFER)[device.name[rows]] & np.array([*is_pair, True], np.bool_)[device.collective[rows]]
+    )
     is_transfer &= ~splits_layers
     # The engine runs the backward pass of a GPU on a thread of its own. Loaders and savers have threads, too, which
     # launch copies: the engine's are those that launch computation.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
@@ -80,15 +80,10 @@ class DevicePace(Figures, frozen=True):
         return round(passes_ns * (1 - 1 / forward) + self.update_ns * (1 - 1 / update))
 
 
-class Paces(NamedTuple):
-    """What is known of the devices; ``unseen`` are the ranks on GPUs that were compared with nothing, by the reason."""
-
-    paces: tuple[DevicePace, ...]
-    unseen: Mapping[str, tuple[int, ...]]
-
-
-def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> Paces:
-    """The pace of each rank's device over its replicas, and which GPUs it says nothing of."""
+def compare_devices(
+    tables: Sequence[Steps], run: Run, *, has_stages: bool
+) -> tuple[tuple[DevicePace, ...], Mapping[str, tuple[int, ...]]]:
+    """The pace of each rank's device over its replicas; and by the reason the ranks whose GPUs are not compared."""
     stages = dict.fromkeys((table.rank for table in tables), 0)
     if has_stages:
         stages = {record.rank: record.device for record in run.micro_batches}
@@ -128,7 +123,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> P
     untimed = [table.rank for table in tables if table.rank in with_gpu and table.rank not in probed]
     if untimed:
         unseen[f"fewer than {FEWEST_STEPS} of their steps were timed"] += untimed
-    return Paces(tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()})
+    return tuple(paces), {why: tuple(sorted(with_gpu.intersection(ranks))) for why, ranks in unseen.items()}
 
 
 def _is_whole_model(run: Run, rank: int) -> bool:

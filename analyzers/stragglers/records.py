@@ -189,12 +189,12 @@ def analyze(run: Run) -> LateRanks:
     if parts is not None and len(parts.step) < FEWEST_STEPS:
         parts = None
     has_stages = bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1
-    devices = compare_devices(tables, run, has_stages=has_stages)
-    if parts is None and not devices.paces:
+    paces, unseen = compare_devices(tables, run, has_stages=has_stages)
+    if parts is None and not paces:
         raise MissingInput(f"the ranks have fewer than {FEWEST_STEPS} steps in common that can be compared")
     counts_compute = parts is not None and parts.times_exchange and not has_stages
     late = [] if parts is None else find_lateness(parts, measure_excesses(parts, counts_compute=counts_compute))
-    late += find_slow_devices(devices.paces, tables)
+    late += find_slow_devices(paces, tables)
     compared_ns = 0 if parts is None else int(parts.total_ns.max(axis=0).sum())
     looks = {rank: _share_looks(seen.places) for rank, seen in run.places.items()}
     shares = [entry.cost_ns / compared_ns if compared_ns else None for entry in late]
@@ -205,11 +205,11 @@ def analyze(run: Run) -> LateRanks:
     return LateRanks(
         late=tuple(sorted(late, key=lambda late: -late.cost_ns)),
         ranks=() if parts is None else _host_steps(parts),
-        devices=devices.paces,
+        devices=paces,
         parts=parts,
         counts_compute=counts_compute,
         has_stages=has_stages,
-        unseen=devices.unseen,
+        unseen=unseen,
     )
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import reduce
 from math import fsum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from msgspec import Struct
@@ -493,13 +493,9 @@ class _Members:
         return ranks
 
 
-class _Reason(NamedTuple):
-    why: Why
-    reason: str | None
-    excess: dict[str, float]
-
-
-def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float) -> _Reason:
+def _find_reason(
+    rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float
+) -> tuple[Why, str | None, dict[str, float]]:
     """Why a rank came last, in words, and how much longer than the mean of the others each of PARTS took.
 
     A part that is longer by less than ``significant`` nanoseconds explains nothing.
@@ -516,13 +512,13 @@ def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, P
     total = sum(candidates.values())
     part = max(candidates, key=lambda name: candidates[name], default=None)
     if part is None or candidates[part] < max(total / 2, significant):
-        return _Reason(Why.UNKNOWN, None, excess)
+        return Why.UNKNOWN, None, excess
     if part != "compute":
-        return _Reason(*_REASONS[part], excess)
+        return *_REASONS[part], excess
     if max(more_work, slower) < NEGLIGIBLE:
         why, how = Why.WORK, ", though the compared kernels are as many and as fast"
     elif more_work > slower:
         why, how = Why.WORK, f": {percent(more_work):.0f} % more work"
     else:
         why, how = Why.DEVICE, f": slower (the same kernels take {percent(slower):.0f} % longer)"
-    return _Reason(why, f"its device computed longer{how}", excess)
+    return why, f"its device computed longer{how}", excess

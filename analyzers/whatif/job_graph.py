@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.collectives.calls import GroupKey, OperationKind
 from perfscope.analyzers.collectives.matching import match_rows
-from perfscope.analyzers.collectives.process_groups import is_transfer
+from perfscope.analyzers.collectives.process_groups import TRANSFER
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
@@ -178,7 +178,7 @@ def match_unnamed_transfers(ranks: Sequence[RankGraph], offset_ns: Int64) -> lis
 
 
 def _unnamed_transfers(graph: RankGraph) -> Int64:
-    rows = np.array([is_transfer(name) for name in graph.names], np.bool_)[graph.name]
+    rows = np.array([bool(TRANSFER.search(name)) for name in graph.names], np.bool_)[graph.name]
     for events in graph.group_events:
         rows[events] = False
     found = np.flatnonzero(rows)

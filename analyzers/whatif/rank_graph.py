@@ -18,25 +18,20 @@ replayed in the order of their start, so this wait is left out, and the call tak
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.collectives.calls import GroupCalls, calls_by_group, rows_by_group
-from perfscope.measures.marked_steps import step_numbers
+from perfscope.measures.marked_steps import step_number, step_numbers
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import covered
-from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, distinct, span_at
+from perfscope.tables.trace import ABSENT, KERNEL_LAUNCH, Int8, Int32, Trace, Work, distinct, span_at
 
-_STREAM_WAITS = frozenset(("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"))
-_SYNCHRONIZING = frozenset(
-    f"{library}{scope}Synchronize"
-    for library in ("cuda", "hip", "cu")
-    for scope in ("Device", "Stream", "Event", "Ctx")
-)
-_COPIES = frozenset(("cudaMemcpy", "cudaMemcpyAsync", "hipMemcpy", "hipMemcpyAsync", "hipMemcpyWithStream"))
-_KERNEL_LAUNCHES = frozenset(
-    ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
-)
+_STREAM_WAITS = re.compile(r"^(?:cuda|cu|hip)StreamWaitEvent$")
+_SYNCHRONIZES = re.compile(r"^(?:cuda|cu|hip)(?:Device|Stream|Event|Ctx)Synchronize$")
+_COPIES = re.compile(r"^(?:cuda|hip)Memcpy(?:Async|WithStream)?$")
 #: An event that begins this much before another one's end may still have waited for it: the clock of the device is read
 #: at slightly different moments.
 _CLOCK_TOLERANCE_NS = 500
@@ -127,7 +122,7 @@ def build_rank_graph(trace: Trace, device: int) -> RankGraph | None:
     row_of, by_group = _positions(order, len(events)), rows_by_group(trace, device)
     step = step_numbers(trace)[order]
     busy = set(distinct(step))
-    numbers = [int(trace.names[name].partition("#")[2]) for name in trace.steps.name]
+    numbers = [step_number(trace.names[name]) for name in trace.steps.name]
     return RankGraph(
         path=trace.path,
         rank=trace.rank,
@@ -165,20 +160,15 @@ def _positions(rows: Int64, count: int) -> Int64:
     return position
 
 
-def _is_named(trace: Trace, names: frozenset[str]) -> Bool:
-    chosen = np.array([name in names for name in trace.names], np.bool_)
-    return chosen[trace.calls.name]
-
-
 def _count_lost(trace: Trace) -> int:
-    launches = _is_named(trace, _KERNEL_LAUNCHES)
+    launches = trace.called(KERNEL_LAUNCH)
     launches[trace.launch[trace.launch != ABSENT]] = False
     return int((span_at(trace.steps, trace.calls.start_ns[launches]) != ABSENT).sum())
 
 
 def _select_calls(trace: Trace, events: Int64) -> tuple[Int64, Bool, Bool]:
     calls, launch = trace.calls, trace.launch[events]
-    is_sync, is_wait = _is_named(trace, _SYNCHRONIZING), _is_named(trace, _STREAM_WAITS)
+    is_sync, is_wait = trace.called(_SYNCHRONIZES), trace.called(_STREAM_WAITS)
     is_busy = is_sync.copy()
     is_busy[launch[launch != ABSENT]] = True
     rows = np.flatnonzero(is_busy | (is_wait & np.isin(calls.thread, distinct(calls.thread[is_busy]))))
@@ -242,7 +232,7 @@ def _find_host_waits(trace: Trace, calls: Int64, is_wait: Bool, is_sync: Bool, l
         pairs.append((syncs[has_ended], source[has_ended]))
     events = np.flatnonzero(last.launch != ABSENT)
     launch = last.launch[events]
-    is_copy = _is_named(trace, _COPIES)[calls[launch]] & (last.end_ns[events] <= end_ns[launch])
+    is_copy = trace.called(_COPIES)[calls[launch]] & (last.end_ns[events] <= end_ns[launch])
     pairs.append((launch[is_copy], events[is_copy]))
     slow = np.flatnonzero(~is_wait & ~is_sync)
     ended = events[np.argsort(last.end_ns[events], kind="stable")]

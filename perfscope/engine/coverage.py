@@ -15,13 +15,11 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.tables.columns import Bool
-from perfscope.tables.trace import ABSENT, Trace, join
+from perfscope.tables.trace import ABSENT, KERNEL_LAUNCH, Trace, join
 
 _MOST_LISTED = 8
 #: Above this share of launches without a kernel the profiler has lost device events.
 MOST_LOST_FRACTION = 0.01
-#: Copies and fills are not counted: those of nothing, and fills inside a graph, have no event in sound traces.
-_LAUNCHES = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel")
 _CAPTURE_BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
 _CAPTURE_ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 
@@ -62,7 +60,8 @@ class TraceSummary(Struct, frozen=True, array_like=True):
 
 def summarize(trace: Trace) -> TraceSummary:
     """Summarize one trace."""
-    called, recorded = trace.called(_LAUNCHES), _in_capture(trace)
+    # Copies and fills are not counted: those of nothing, and fills inside a graph, have no event in sound traces.
+    called, recorded = trace.called(KERNEL_LAUNCH), _in_capture(trace)
     launches = called & ~recorded
     correlation = trace.calls.correlation
     has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.measures.step_selection import last_attempts
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
@@ -30,6 +32,15 @@ THROTTLING_CAUSES = {
 }
 
 
+class GpuOfRanks(Figures, frozen=True):
+    """An entry of a result about each GPU."""
+
+    host: Annotated[str, Doc("Its machine.")]
+    uuid: Annotated[str, Doc("Its UUID.")]
+    name: Annotated[str, Doc("Its model.")]
+    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it.")]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class UsedGpu:
     """A GPU that ranks trained on, with the steps of the first of them."""
@@ -37,6 +48,11 @@ class UsedGpu:
     samples: GpuSamples
     ranks: tuple[int, ...]
     steps: Steps
+
+    @property
+    def identity(self) -> tuple[str, str, str, tuple[int, ...]]:
+        """The fields of ``GpuOfRanks``."""
+        return self.samples.host, self.samples.uuid, self.samples.name, self.ranks
 
 
 def require_samples(run: Run) -> tuple[GpuSamples, ...]:

@@ -52,7 +52,7 @@ class HostActivity:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        loads = names_with(trace, _LOADS_DATA)[trace.annotations.name]
+        loads = trace.named(_LOADS_DATA)[trace.annotations.name]
         self._loading = union(trace.annotations.start_ns[loads], trace.annotations.end_ns[loads])
         self._waits = waits_for_device(trace)
         self._states: dict[int, _Thread] = {}
@@ -113,13 +113,7 @@ class HostActivity:
 
 def waits_for_device(trace: Trace) -> Bool:
     """Which calls of a trace wait for the device."""
-    waits = names_with(trace, _WAITS_FOR_DEVICE) & ~names_with(trace, _NEVER_BLOCKS)
-    return np.asarray(waits[trace.calls.name], np.bool_)
-
-
-def names_with(trace: Trace, pattern: re.Pattern[str]) -> Bool:
-    """Which of the trace's names match a pattern."""
-    return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)
+    return trace.called(_WAITS_FOR_DEVICE) & ~trace.called(_NEVER_BLOCKS)
 
 
 def _pauses(seen: Intervals) -> Intervals:

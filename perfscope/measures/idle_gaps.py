@@ -14,21 +14,19 @@ The parts of a gap add up to it exactly.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.measures.host_activity import HostActivity, names_with
+from perfscope.measures.host_activity import HostActivity
 from perfscope.measures.parts import CAUSES, HOST_CAUSES
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import Intervals, union
-from perfscope.tables.trace import ABSENT, Trace
+from perfscope.tables.trace import ABSENT, GRAPH_LAUNCH, Trace
 
 LAUNCH_GAP_NS = 5000
-_LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
 
 
 class DeviceGaps(Struct, frozen=True, eq=False):
@@ -126,7 +124,7 @@ def _by_cause(trace: Trace, gaps: Intervals, following: Int64, host: HostActivit
 
 
 def _on_time(trace: Trace, early: Bool, launch: Int64, returned: Int64, gaps: Intervals) -> dict[str, Bool]:
-    in_graph = early & names_with(trace, _LAUNCHES_GRAPH)[trace.calls.name[launch]]
+    in_graph = early & trace.called(GRAPH_LAUNCH)[launch]
     under_way = early & ~in_graph & (returned > gaps.start)
     short = early & ~in_graph & ~under_way & (gaps.end - gaps.start < LAUNCH_GAP_NS)
     dependency = early & ~in_graph & ~under_way & ~short

@@ -15,7 +15,7 @@ from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.result import Doc, Figures, InUnit
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import covered, union
-from perfscope.tables.trace import ABSENT, Trace, Work
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 
 class Outside(Figures, frozen=True, array_like=True):
@@ -89,6 +89,19 @@ def _count_steps(trace: Trace, is_outside: Bool, is_marked: Bool, step: Int64, s
         return None
     counted = np.bincount(trace.device.name[is_outside & computes], minlength=names)
     return round(int(counted[is_regular].sum()) / per_step, 1)
+
+
+def in_steps(trace: Trace) -> tuple[Bool, int]:
+    """Which device events are in marked steps, and how many steps these are; all, and 0, where none is marked."""
+    if not len(trace.steps):
+        return np.ones(len(trace.device), np.bool_), 0
+    inside = np.asarray(trace.step != ABSENT, np.bool_)
+    return inside, len(distinct(trace.step[inside]))
+
+
+def describe_mean(steps: int) -> str:
+    """What a mean over some steps is of, in words; 0 are the whole trace."""
+    return f"a mean of {steps} steps" if steps > 1 else "one step" if steps else "the whole trace"
 
 
 def step_number(name: str) -> int:

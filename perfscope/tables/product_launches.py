@@ -12,11 +12,10 @@ import numpy as np
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_precision import product_precision
 from perfscope.tables.products import ROUNDING_NS, Launches, ProductCalls, Products
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct
+from perfscope.tables.trace import ABSENT, GRAPH_LAUNCH, Trace, Work, distinct
 
 _BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
 _ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
-_REPLAYS = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 
 def find_launches(trace: Trace, products: Products) -> Launches:
@@ -28,7 +27,7 @@ def find_launches(trace: Trace, products: Products) -> Launches:
     multiplies = is_multiplying[device.name]
     computes = device.is_work(Work.COMPUTE, Work.FUSED)
     launch = np.where(computes, trace.launch, ABSENT)
-    graphs = trace.called(_REPLAYS)
+    graphs = trace.called(GRAPH_LAUNCH)
     is_replay = np.append(graphs, False)[launch]  # ABSENT is the last one
     launched = np.flatnonzero((launch != ABSENT) & ~is_replay)
     call = _innermost(calls, trace.calls.start_ns[launch[launched]], trace.calls.thread[launch[launched]])

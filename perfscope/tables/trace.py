@@ -32,6 +32,9 @@ Int8 = npt.NDArray[np.int8]
 ABSENT = -1
 #: How the annotation of a training step begins; its number follows.
 STEP_MARK = "ProfilerStep#"
+#: Calls that launch a kernel, and those that launch a graph.
+KERNEL_LAUNCH = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel")
+GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 
 class Events(Flag):

@@ -42,7 +42,7 @@ def test_megatrons_layers_fold_and_all_of_its_time_has_an_owner() -> None:
     measurement = measured(FIXTURES / "modules" / "megatron" / "rank0.json.gz")
     assert measurement.owned == 1.0
     (root,) = fold(build_tree(measurement.modules))
-    folded = {node.path: node for _, node in root.walk()}
+    folded = {node.path: node for node in root.walk()}
     layers = folded["module.module.decoder.layers.*"]
     assert len(layers.instances_ns) == 8
     # Megatron makes the softmax in every call, and recomputes the core of attention.
@@ -266,7 +266,7 @@ def test_equal_layers_fold_with_their_spread_and_others_stay_apart() -> None:
         made += [layer(f"blocks.{index}.mlp.{part}", part, kernels=1 + 9 * part, flops=part) for part in range(3)]
     made += [layer("blocks.12", 99), layer("blocks.12.experts", 5)]
     (root,) = fold(build_tree(made))
-    assert [(node.path, len(node.instances_ns)) for _, node in root.walk()] == [
+    assert [(node.path, len(node.instances_ns)) for node in root.walk()] == [
         ("Net", 1),
         ("blocks.*", 12),
         ("blocks.*.mlp", 12),
