@@ -17,12 +17,11 @@ from itertools import chain, groupby, pairwise
 from operator import add
 from typing import Annotated
 
-import numpy as np
 from msgspec.structs import replace
 
 from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
-from perfscope.measures.marked_steps import Outside, common_steps, measure_outside, step_number
+from perfscope.measures.marked_steps import Outside, common_steps, measure_outside, rows_by_step, step_number
 from perfscope.measures.parts import COLUMNS, DeviceStep, Parts, split
 from perfscope.measures.rank_labels import in_order, rank_labels
 from perfscope.report import MOST_ROWS, Column, Section, long_table
@@ -160,11 +159,9 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
     rows = events.device == device
     of_device = events.take(rows)
     steps: list[DeviceStep] = []
-    step_of = np.where(rows, trace.step, ABSENT)
-    for step in distinct(step_of[step_of != ABSENT]):
-        members = events.take(step_of == step)
+    for step, members in rows_by_step(trace, rows).items():
         name, host = trace.names[trace.steps.name[step]], int(trace.steps.duration_ns[step])
-        steps.append(DeviceStep(name, split(members), host))
+        steps.append(DeviceStep(name, split(events.take(members)), host))
     return RankParts(
         rank=trace.rank,
         device=device,

@@ -31,7 +31,7 @@ from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Tab
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.intervals import covered, union
 from perfscope.tables.kernel_classes import short_name
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 COMPUTE, COMMUNICATION, COPY, IDLE = "compute", "exposed communication", "exposed copy", "idle"
 #: The order of kinds where terms are equally large.
@@ -183,7 +183,7 @@ def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -
     reach = np.maximum.accumulate(events.end_ns[computing])
     begins = np.maximum(events.start_ns[computing], np.append(events.start_ns[computing[:1]], reach[:-1]))
     stops = np.maximum(begins, events.end_ns[computing])
-    operators = _operator_names(trace)
+    operators = trace.operator_name
     keys = events.name[computing].astype(np.int64) * (len(trace.names) + 1) + operators[computing] + 1
     order = np.argsort(keys, kind="stable")
     for first, last in pairwise(np.flatnonzero(np.diff(keys[order], prepend=-1, append=-1)).tolist()):
@@ -208,13 +208,6 @@ def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -
     of_causes = gaps_of_device(trace, device).within(starts, ends)
     for row, cause in enumerate(CAUSES):
         yield Term(IDLE, cause.replace("_", " ")), of_causes[row], 0
-
-
-def _operator_names(trace: Trace) -> Int64:
-    if not len(trace.operators):
-        return np.full(len(trace.device), ABSENT, np.int64)
-    row = join(trace.device.external_id, trace.operators.external_id)
-    return np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
 
 
 def analyze(partials: Sequence[tuple[StepBudget, ...]]) -> Budget:

@@ -21,13 +21,14 @@ from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.measures.host_activity import PAUSE_NS
 from perfscope.measures.idle_gaps import LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
+from perfscope.measures.marked_steps import rows_by_step
 from perfscope.measures.parts import CAUSES
 from perfscope.measures.rank_labels import in_order, rank_labels
 from perfscope.report import MOST_SHOWN, Section, percent_of
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
-from perfscope.tables.trace import ABSENT, Trace, distinct
+from perfscope.tables.trace import Trace, distinct
 
 #: Causes that get a column only where there is such time.
 _SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
@@ -188,8 +189,7 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
     rows = np.flatnonzero(is_of_device)
     start, end = trace.device.start_ns[rows], trace.device.end_ns[rows]
     first_ns = int(start.min())
-    step_of = np.where(is_of_device, trace.step, ABSENT)
-    steps = [np.flatnonzero(step_of == step) for step in distinct(step_of[step_of != ABSENT])]
+    steps = list(rows_by_step(trace, is_of_device).values())
     return RankIdle(
         rank=trace.rank,
         device=device,

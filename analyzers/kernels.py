@@ -20,7 +20,7 @@ from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
-from perfscope.tables.trace import ABSENT, Trace, Work, join
+from perfscope.tables.trace import ABSENT, Trace, Work
 
 _NO_OPERATOR = "(no operator)"
 
@@ -110,9 +110,7 @@ def measure(trace: Trace) -> KernelTimes | None:
     }
     if not len(trace.operators):
         return KernelTimes(kernels)
-    row = join(device.external_id, trace.operators.external_id)
-    names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
-    return KernelTimes(kernels, _times_by_name(trace, names, device.duration_ns))
+    return KernelTimes(kernels, _times_by_name(trace, trace.operator_name, device.duration_ns))
 
 
 def _times_by_name(trace: Trace, names: Int64, duration_ns: Int64) -> dict[str, Times]:

@@ -17,9 +17,10 @@ import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.measures.marked_steps import rows_by_step
 from perfscope.measures.rank_labels import in_order
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool
 from perfscope.tables.intervals import union
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
@@ -81,22 +82,22 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
     name = trace.names[marks.name[0]].removeprefix(MARK).partition(".")[0]
     ranks = []
     for device in distinct(trace.device.device):
-        rows = np.flatnonzero(is_inside & (trace.device.device == device))
+        is_of_device = trace.device.device == device
+        rows = np.flatnonzero(is_inside & is_of_device)
         if len(rows):
             duration = trace.device.duration_ns[rows]
             way = _way(trace, trace.device.name[rows], duration)
-            sums = len(rows), int(duration.sum()), _idle(trace, rows)
+            sums = len(rows), int(duration.sum()), _idle(trace, is_inside & is_of_device)
             # After the last step torch's profiler marks another one, in which no device computes.
-            computes = (trace.device.device == device) & trace.device.is_work(Work.COMPUTE) & (trace.step != ABSENT)
-            ranks.append(OptimizerStep(trace.rank, device, name, len(distinct(trace.step[computes])), *sums, way))
+            steps = len(rows_by_step(trace, is_of_device & trace.device.is_work(Work.COMPUTE)))
+            ranks.append(OptimizerStep(trace.rank, device, name, steps, *sums, way))
     return tuple(ranks) or None
 
 
-def _idle(trace: Trace, rows: Int64) -> int:
+def _idle(trace: Trace, rows: Bool) -> int:
     """How long none of the optimizer's kernels ran between the first and the last one of each step."""
     idle = 0
-    for step in distinct(trace.step[rows]):
-        members = rows[trace.step[rows] == step]
+    for members in rows_by_step(trace, rows).values():
         start, end = trace.device.start_ns[members], trace.device.end_ns[members]
         idle += int(end.max()) - int(start.min()) - union(start, end).measure
     return idle

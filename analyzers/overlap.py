@@ -30,9 +30,10 @@ from perfscope.analyzers.collectives.process_groups import (
 )
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.measures.marked_steps import rows_by_step
 from perfscope.report import Section, percent
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Sums, Table, figure
-from perfscope.tables.columns import Bool
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.intervals import covered
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -149,9 +150,8 @@ def _measure_device(trace: Trace, device: int) -> list[AxisOverlap]:
         return []
     rows = trace.device.device == device
     members = [of_group for _, of_group in groups]
-    step_of = np.where(rows, trace.step, ABSENT)
-    marked = [_measure_rows(trace, members, step_of == step) for step in distinct(step_of[step_of != ABSENT])]
-    times = _measure_rows(trace, members, rows)
+    marked = [_measure_rows(trace, members, of_step) for of_step in rows_by_step(trace, rows).values()]
+    times = _measure_rows(trace, members, np.flatnonzero(rows))
     return [
         AxisOverlap(axis or None, of_group, reduce(add, (step[place] for step in marked)) if marked else None)
         for place, ((axis, _), of_group) in enumerate(zip(groups, times, strict=True))
@@ -159,12 +159,12 @@ def _measure_device(trace: Trace, device: int) -> list[AxisOverlap]:
     ]
 
 
-def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[OverlapTimes]:
+def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Int64) -> list[OverlapTimes]:
     events = trace.device
-    compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
+    compute = covered(events, rows[events.is_work(Work.COMPUTE, Work.FUSED)[rows]])
     accounted, times = compute, []
     for of_group in members:
-        communication = covered(events, rows & of_group)
+        communication = covered(events, rows[of_group[rows]])
         hidden, exposed = (communication & compute).measure, (communication - accounted).measure
         times.append(OverlapTimes(communication.measure, hidden, exposed))
         accounted = accounted | communication

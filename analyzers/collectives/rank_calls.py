@@ -112,13 +112,7 @@ def calls_of_groups(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey,
         for calls in numbered.part.groups if numbered.counts else ():
             key = replace(calls.key, run=numbered.run) if numbered.run else calls.key
             windows.setdefault(key, {}).setdefault(numbered.rank, []).append((numbered.moment, calls))
-    return {
-        key: {rank: _join(ranks[rank]) for rank in sorted(ranks)} for key, ranks in sorted(windows.items(), key=_by_key)
-    }
-
-
-def _by_key(item: tuple[GroupKey, object]) -> GroupKey:
-    return item[0]
+    return {key: {rank: _join(own) for rank, own in sorted(windows[key].items())} for key in sorted(windows)}
 
 
 def _join(windows: list[tuple[int, GroupCalls]]) -> GroupCalls:

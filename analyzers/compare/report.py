@@ -26,23 +26,18 @@ from perfscope.result import to_json
 from perfscope.units import format_count, format_seconds
 
 SCHEMA = "perfscope/comparison/1"
-_UNITS = {
-    Compared.LOOP_TIME: "s",
-    Compared.STEP_TIME: "s",
-    Compared.THROUGHPUT: "per_s",
-    Compared.TFLOPS: "per_gpu",
-    Compared.MEMORY: "bytes",
-    Compared.ENERGY: "j",
+#: How keys of JSON end, the heading of a row, and the unit of the row.
+_FIGURES = {
+    Compared.LOOP_TIME: ("s", "Loop, a step (ms)", 1 / MS_PER_S),
+    Compared.STEP_TIME: ("s", "Typical step (ms)", 1 / MS_PER_S),
+    Compared.THROUGHPUT: ("per_s", "Throughput ({}/s)", 1.0),
+    Compared.TFLOPS: ("per_gpu", "TFLOPs per GPU", 1.0),
+    Compared.MEMORY: ("bytes", "Peak memory (GB)", float(GB)),
+    Compared.ENERGY: ("j", "Energy (J/step)", 1.0),
 }
 #: A change is in percent below so many times.
 _MANY_TIMES = 1.5
 _NOTHING_FOUND = (Judgement.SAME, Judgement.NOT_SURE)
-_KINDS = {
-    Origin.RUN: "a run",
-    Origin.TRACES: "traces",
-    Origin.LOG: "a log",
-    Origin.BASELINE: "a baseline",
-}
 
 
 def shorten(name: str, longest: int = 60) -> str:
@@ -137,8 +132,8 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "a": _side_data(comparison.a),
         "b": _side_data(comparison.b),
         **{
-            str(figure): comparison.changes[figure].data(_UNITS[figure]) if figure in comparison.changes else None
-            for figure in Compared
+            str(figure): comparison.changes[figure].data(ending) if figure in comparison.changes else None
+            for figure, (ending, *_) in _FIGURES.items()
         },
         "per": comparison.work[0].removesuffix("s") if comparison.is_per_work and comparison.work else "step",
         "work": None if comparison.work is None else comparison.work[0],
@@ -249,19 +244,13 @@ def _in_short(comparison: Comparison) -> Section | None:
 
 
 def _figures(comparison: Comparison) -> Section:
-    rows: list[Row] = []
-    titles = {
-        Compared.LOOP_TIME: ("Loop, a step (ms)", 1 / MS_PER_S),
-        Compared.STEP_TIME: ("Typical step (ms)", 1 / MS_PER_S),
-        Compared.THROUGHPUT: (f"Throughput ({comparison.work[0] if comparison.work else 'tokens'}/s)", 1.0),
-        Compared.TFLOPS: ("TFLOPs per GPU", 1.0),
-        Compared.MEMORY: ("Peak memory (GB)", float(GB)),
-        Compared.ENERGY: ("Energy (J/step)", 1.0),
-    }
-    for figure, (title, unit) in titles.items():
-        change = comparison.changes.get(figure)
-        if change is not None:
-            rows.append((title, change.a / unit, change.b / unit, percent(change.change), *_interval(change)))
+    work = comparison.work[0] if comparison.work else "tokens"
+    rows: list[Row] = [
+        (title.format(work), change.a / unit, change.b / unit, percent(change.change), *_interval(change))
+        for figure, (_, title, unit) in _FIGURES.items()
+        for change in (comparison.changes.get(figure),)
+        if change is not None
+    ]
     columns = (
         Column("Figure"), Column("A", 3), Column("B", 3), Column("Change (%)", 2),
         Column(f"{100 * comparison.confidence:.4g} % interval (%)"), Column("Interval covers"),
@@ -282,7 +271,8 @@ def _describe(side: Side) -> str:
     runs = side.step_time_s.runs if side.step_time_s else ()
     counts = sorted({len(run) for run in runs})
     steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else "".join(map(str, counts))
-    parts = [_KINDS[side.kind], f"{len(runs)} runs of {steps} steps" if len(runs) > 1 else f"{steps or 'no'} steps"]
+    kind = side.kind if side.kind is Origin.TRACES else f"a {side.kind}"
+    parts = [kind, f"{len(runs)} runs of {steps} steps" if len(runs) > 1 else f"{steps or 'no'} steps"]
     if side.setup.parameters is not None:
         parts.append(f"{side.setup.parameters:,} parameters")
     if side.setup.gpus is not None:
@@ -353,14 +343,13 @@ def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
     rows: list[Row] = []
     for comparison in comparisons:
         step = comparison.deciding
-        interval = step.interval if step else None
         rows.append(
             (
                 shorten(comparison.b.name),
                 comparison.verdict.replace("_", " "),
                 None if step is None else step.b * MS_PER_S,
                 None if step is None else percent(step.change),
-                None if interval is None else f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}",
+                None if step is None else _interval(step)[0],
                 sum(1 for verdict in comparison.limits if verdict.exceeded),
             )
         )

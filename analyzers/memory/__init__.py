@@ -15,6 +15,7 @@ from perfscope.analyzers.memory.categories import (
     Category,
     Lifetimes,
     Purposes,
+    add_up_living,
     find_purposes,
     fold_layers,
     follow,
@@ -53,31 +54,31 @@ def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replica
     return tuple(sorted(worthwhile, key=lambda saving: -saving.saved_bytes))
 
 
-def _peak_with(lifetimes: Lifetimes, deltas: Int64) -> int:
-    changed = lifetimes.allocated + np.cumsum(deltas[:-1])
-    return int(changed.max()) if len(changed) else lifetimes.initial
+def _peak_without(lifetimes: Lifetimes, saved: Int64) -> int:
+    return int((lifetimes.allocated - saved).max()) if len(saved) else lifetimes.initial
 
 
-def _without(lifetimes: Lifetimes, rows: Bool, share: float) -> Int64:
-    deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
+def _share_of(lifetimes: Lifetimes, rows: Bool, share: float = 1.0) -> Int64:
+    """The bytes of a share of some allocations after each event."""
     sizes = (lifetimes.rounded[rows] * share).astype(np.int64)
-    np.subtract.at(deltas, np.maximum(lifetimes.begins[rows], 0), sizes)
-    np.add.at(deltas, lifetimes.ends[rows], sizes)
-    return deltas
+    return add_up_living(lifetimes.begins[rows], lifetimes.ends[rows], sizes, len(lifetimes.allocated))[0]
 
 
 def _recompute_layers(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
-    """Keep the output of each repeated layer alone, and run its forward pass again in the backward pass."""
+    """Keep the output of each repeated layer alone until its backward pass begins, which makes the rest again."""
     for stack, layers in _find_layers(lifetimes, purposes).items():
-        deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
+        saved = np.zeros_like(lifetimes.allocated)
         for rows in layers:
-            deltas += _recompute_layer(lifetimes, rows)
+            begins, ends = lifetimes.begins[rows], lifetimes.ends[rows]
+            is_freed = ends > begins.max()
+            is_freed[np.argmax(begins)] = False
+            saved[begins.max() : ends.min()] += int(lifetimes.rounded[rows][is_freed].sum())
         names = filter(None, map(_LAYER.match, purposes.module_names))
         count = len({match["number"] for match in names if match["stack"].rstrip(".") == stack})
         yield Saving(
             f"recompute each of the {count} layers of {f'`{stack}`' if stack else 'the model'} "
             "in the backward pass (activation checkpointing)",
-            present - _peak_with(lifetimes, deltas),
+            present - _peak_without(lifetimes, saved),
             "their forward pass runs once more: up to a third more operations",
         )
 
@@ -101,18 +102,6 @@ def _find_layers(lifetimes: Lifetimes, purposes: Purposes) -> dict[str, list[Int
     }
 
 
-def _recompute_layer(lifetimes: Lifetimes, rows: Int64) -> Int64:
-    """Deltas where one layer keeps its output alone until its backward pass begins, which makes the rest again."""
-    begins, ends, sizes = lifetimes.begins[rows], lifetimes.ends[rows], lifetimes.rounded[rows]
-    last_begin, first_end = int(begins.max()), int(ends.min())
-    deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
-    is_freed = ends > last_begin
-    is_freed[np.argmax(begins)] = False
-    if first_end > last_begin:
-        deltas[[last_begin, first_end]] = int(sizes[is_freed].sum()) * np.array([-1, 1])
-    return deltas
-
-
 def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
     """The logits, what the cross entropy makes of them, and their gradients: tensors of one number of elements."""
     is_loss = [any(name in fact.operation for name in _LOSS) for fact in purposes.stack_facts]
@@ -122,10 +111,9 @@ def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Itera
     sizes, largest = lifetimes.rounded, int(lifetimes.rounded[rows].max())
     temporary = np.isin(purposes.categories, (Category.ACTIVATIONS, Category.WORKSPACE)) & (lifetimes.begins > BEFORE)
     chunked = temporary & ((sizes == largest) | (2 * sizes == largest))
-    deltas = _without(lifetimes, chunked, 1 - 1 / _CHUNKS)
     yield Saving(
         f"compute the output layer and the loss in {_CHUNKS} chunks of the tokens, or by a fused cross entropy",
-        present - _peak_with(lifetimes, deltas),
+        present - _peak_without(lifetimes, _share_of(lifetimes, chunked, 1 - 1 / _CHUNKS)),
         "the output layer runs once more in the backward pass; a fused kernel needs no more operations",
     )
 
@@ -136,10 +124,10 @@ def _shard_states(lifetimes: Lifetimes, purposes: Purposes, present: int, replic
         (("optimizer states", Category.OPTIMIZER), ("gradients, too", Category.GRADIENTS)), start=1
     ):
         shared.append(category)
-        deltas = _without(lifetimes, np.isin(purposes.categories, shared), 1 - 1 / replicas)
+        saved = _share_of(lifetimes, np.isin(purposes.categories, shared), 1 - 1 / replicas)
         yield Saving(
             f"split the {word} over {replicas} ranks (ZeRO stage {stage})",
-            present - _peak_with(lifetimes, deltas),
+            present - _peak_without(lifetimes, saved),
             "none: as many bytes are sent",
         )
 
@@ -164,14 +152,10 @@ def draw_timeline(history: AllocatorHistory, lifetimes: Lifetimes, purposes: Pur
     edges = np.unique(np.linspace(0, count, min(POINTS, count) + 1).astype(np.int64))
     highest = [first + int(np.argmax(lifetimes.allocated[first:last])) for first, last in pairwise(edges.tolist())]
     moments = np.array(highest, np.int64)
-    sums = {}
-    for category in Category:
-        rows = purposes.categories == category
-        deltas = np.zeros(count + 1, np.int64)
-        begins, ends, sizes = lifetimes.begins[rows], lifetimes.ends[rows], lifetimes.rounded[rows]
-        np.add.at(deltas, np.maximum(begins, 0), sizes)
-        np.subtract.at(deltas, ends, sizes)
-        sums[CATEGORY_NAMES[category]] = tuple(np.cumsum(deltas)[moments].tolist())
+    sums = {
+        CATEGORY_NAMES[category]: tuple(_share_of(lifetimes, purposes.categories == category)[moments].tolist())
+        for category in Category
+    }
     times = history.events.times_us
     is_timed = bool(len(times)) and bool((times > 0).all())
     return MemoryTimeline(

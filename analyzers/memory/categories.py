@@ -68,14 +68,13 @@ def follow(history: AllocatorHistory) -> Lifetimes:
     rows = np.flatnonzero((events.actions == _ALLOC) | (events.actions == _FREE))
     rows = rows[np.argsort(events.addresses[rows], kind="stable")]
     is_alloc, addresses = events.actions[rows] == _ALLOC, events.addresses[rows]
-    same_next = np.append(addresses[1:] == addresses[:-1], False) if len(rows) else np.zeros(0, np.bool_)
-    next_row = np.append(rows[1:], count) if len(rows) else rows
-    same_before = np.concatenate(([False], same_next[:-1])) if len(rows) else same_next
-    before_is_alloc = np.concatenate(([False], is_alloc[:-1])) if len(rows) else is_alloc
-    allocs, stray = rows[is_alloc], rows[~is_alloc & ~(same_before & before_is_alloc)]
-    ends = np.where(same_next, next_row, count)[is_alloc]
+    same_next = addresses == np.roll(addresses, -1)
+    same_next[-1:] = False  # behind the last one stands the first
+    same_before = np.roll(same_next, 1)
+    allocs, stray = rows[is_alloc], rows[~is_alloc & ~(same_before & np.roll(is_alloc, 1))]
+    ends = np.where(same_next, np.roll(rows, -1), count)[is_alloc]
     first_frees = rows[~is_alloc & ~same_before]
-    twice = int((is_alloc & same_next & np.append(is_alloc[1:], False)).sum()) if len(rows) else 0
+    twice = int((is_alloc & same_next & np.roll(is_alloc, -1)).sum())
     is_old = ~np.isin(blocks.addresses, events.addresses[allocs[ends == count]])
     old_frees = first_frees[events.sizes[first_frees] > 0]
     begins = np.concatenate([np.full(int(is_old.sum()) + len(old_frees), BEFORE), allocs])
@@ -84,7 +83,7 @@ def follow(history: AllocatorHistory) -> Lifetimes:
     sizes = np.concatenate([blocks.requested[is_old], events.sizes[old_frees], events.sizes[allocs]])
     stacks = np.concatenate([blocks.stacks[is_old], np.full(len(old_frees), -1), events.stacks[allocs]])
     rounded = _take_block_sizes(history, all_addresses, -(-sizes // ROUNDING_BYTES) * ROUNDING_BYTES, all_ends == count)
-    allocated, initial = _curve(begins, all_ends, rounded, count)
+    allocated, initial = add_up_living(begins, all_ends, rounded, count)
     reserved, initial_reserved = _reserved_curve(history)
     lost = twice + len(stray) - len(first_frees)
     return Lifetimes(
@@ -102,7 +101,8 @@ def _take_block_sizes(history: AllocatorHistory, addresses: Int64, rounded: Int6
     return np.where(matches, history.blocks.sizes[order][inside] if len(begins) else 0, rounded)
 
 
-def _curve(begins: Int64, ends: Int64, sizes: Int64, count: int) -> tuple[Int64, int]:
+def add_up_living(begins: Int64, ends: Int64, sizes: Int64, count: int) -> tuple[Int64, int]:
+    """The bytes of some allocations that live after each of ``count`` events, and before the first one."""
     deltas = np.zeros(count + 1, np.int64)
     inside = begins >= 0
     np.add.at(deltas, begins[inside], sizes[inside])

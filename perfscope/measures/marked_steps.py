@@ -99,6 +99,12 @@ def in_steps(trace: Trace) -> tuple[Bool, int]:
     return inside, len(distinct(trace.step[inside]))
 
 
+def rows_by_step(trace: Trace, rows: Bool) -> dict[int, Int64]:
+    """For each marked step, a row of ``trace.steps``, its device events among some, in their order."""
+    steps = np.where(rows, trace.step, ABSENT)
+    return {step: np.flatnonzero(steps == step) for step in distinct(steps[steps != ABSENT])}
+
+
 def describe_mean(steps: int) -> str:
     """What a mean over some steps is of, in words; 0 are the whole trace."""
     return f"a mean of {steps} steps" if steps > 1 else "one step" if steps else "the whole trace"

@@ -262,6 +262,12 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         """The annotations ``ProfilerStep#N``, in the order of their start."""
         return self.annotated(STEP_MARK)
 
+    @cached_property
+    def operator_name(self) -> Int64:
+        """For each device event the name of the innermost operator around its launch, or ABSENT."""
+        row = join(self.device.external_id, self.operators.external_id)
+        return np.append(self.operators.name.astype(np.int64), ABSENT)[row]
+
     def named(self, pattern: re.Pattern[str]) -> Bool:
         """Which of its names a pattern finds."""
         return np.array([bool(pattern.search(name)) for name in self.names], np.bool_)
