@@ -11,6 +11,7 @@ from perfscope.aggregation.tables import Grouping, aggregate
 from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Analysis
 from perfscope.report import Json, Report, Section
+from perfscope.result import Result
 from perfscope.wire import PAGE_FILE
 
 _HOST = "host"
@@ -24,16 +25,12 @@ def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
         "inputs": [str(path) for path in analysis.inputs],
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
         "windows": analysis.windows.data(),
-        "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
+        "results": {name: _data_of(analysis, name, result) for name, result in analysis.results.items()},
     }
     sections = tuple(_sections(analysis)) if has_sections else ()
-    return Report(_title(analysis), data, sections, analysis.damage, _find_page(analysis))
-
-
-def _find_page(analysis: Analysis) -> str:
-    """The page that was written into the folder of a run; empty where there is none."""
-    page = Path(analysis.inputs[0]) / PAGE_FILE if analysis.run is not None else None
-    return str(page) if page is not None and page.is_file() else ""
+    page = Path(analysis.inputs[0]) / PAGE_FILE
+    is_there = analysis.run is not None and page.is_file()
+    return Report(_title(analysis), data, sections, analysis.damage, str(page) if is_there else "")
 
 
 def _title(analysis: Analysis) -> str:
@@ -51,7 +48,11 @@ def _sections(analysis: Analysis) -> list[Section]:
         notes = (*first.notes, *_window_notes(analysis, name), *_slowdown_notes(analysis, name))
         sections += [replace(first, notes=notes), *following]
     if analysis.skipped:
-        sections.append(_skipped_section(analysis))
+        by_reason: dict[str, list[str]] = {}
+        for skipped in analysis.skipped:
+            by_reason.setdefault(skipped.reason, []).append(skipped.analyzer)
+        reasons = tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+        sections.append(Section("Not computed", notes=reasons))
     groupings = find_groupings(analysis)
     return [aggregate(section, groupings) for section in sections]
 
@@ -69,7 +70,7 @@ def find_groupings(analysis: Analysis) -> list[Grouping]:
 def to_reports(analyses: Sequence[Analysis]) -> Report:
     """Write the analyses of several runs as one document, each apart: nothing is compared or added up."""
     reports = [to_report(analysis) for analysis in analyses]
-    names = [_name_of(analysis) for analysis in analyses]
+    names = [analysis.inputs[0] if analysis.run else "traces" for analysis in analyses]
     sections = tuple(
         replace(section, title=f"{name}: {section.title}")
         for name, report in zip(names, reports, strict=True)
@@ -80,18 +81,13 @@ def to_reports(analyses: Sequence[Analysis]) -> Report:
     return Report(f"Where the time went: {len(reports)} runs, each apart", data, sections, warnings)
 
 
-def _name_of(analysis: Analysis) -> str:
-    return analysis.inputs[0] if analysis.run else "traces"
-
-
 def _reads_traces(name: str) -> bool:
     return any(analyzer.name == name and analyzer.reads is not Reads.RUN for analyzer in analyzers())
 
 
-def _add_window(analysis: Analysis, name: str, data: Json) -> Json:
-    if not isinstance(data, dict) or not analysis.windows.times or not _reads_traces(name):
-        return data
-    return {**data, "window": analysis.windows.times}
+def _data_of(analysis: Analysis, name: str, result: Result) -> Json:
+    data, window = result.data(), analysis.windows.times
+    return {**data, "window": window} if isinstance(data, dict) and window and _reads_traces(name) else data
 
 
 def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
@@ -109,11 +105,3 @@ def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
     if slowdown is None:
         return ()
     return (f"Not representative: measured in profiled steps, up to {slowdown:.0%} slower than steady-state steps.",)
-
-
-def _skipped_section(analysis: Analysis) -> Section:
-    by_reason: dict[str, list[str]] = {}
-    for skipped in analysis.skipped:
-        by_reason.setdefault(skipped.reason, []).append(skipped.analyzer)
-    notes = tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-    return Section("Not computed", notes=notes)

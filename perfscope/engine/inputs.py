@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,13 +118,7 @@ def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
     for light in absent:
         folder, _, _ = light.rpartition(f"{LIGHT_FOLDER}/{file_name(light)}")
         if folder:
-            partners += [f"{folder}{name}" for name in _partners(light)]
+            with suppress(Refused):
+                partners += [f"{folder}{trace.name}" for trace in read_partials(partials_path(light)).traces[1:]]
     every, at_hand = dict.fromkeys([*absent, *partners]) if partners else absent, set(traces)
     return [trace for trace in every if trace not in at_hand]
-
-
-def _partners(light: str) -> list[str]:
-    try:
-        return [identity.name for identity in read_partials(partials_path(light)).traces[1:]]
-    except Refused:
-        return []

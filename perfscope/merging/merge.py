@@ -144,13 +144,11 @@ def _measure(trace: str, typed: frozenset[str], rank_rule: RankRule) -> tuple[tu
 def _select(job: JobTracks, ranks: frozenset[int]) -> JobTracks:
     if not ranks:
         return job
-    return JobTracks(
+    return msgspec.structs.replace(
+        job,
         ranks=tuple(rank for rank in job.ranks if rank.rank in ranks),
-        clocks=job.clocks,
-        reference=job.reference,
         operations=tuple(operation.among(ranks) for operation in job.operations if ranks & set(operation.ranks)),
         bubbles=tuple(bubble for bubble in job.bubbles if bubble.rank in ranks),
-        notes=job.notes,
     )
 
 

@@ -45,14 +45,9 @@ def list_files(folder: Path) -> Listing:
     """
     lister = _Lister(os.path.realpath(folder))
     lister.list_all()
-    names = sorted(lister.stats)
-    return Listing(
-        {name: lister.stats[name][0] for name in names},
-        {name: lister.stats[name][1] for name in names},
-        dict(sorted(lister.aliases.items())),
-        dict(sorted(lister.broken.items())),
-        dict(sorted(lister.unreadable.items())),
-    )
+    sizes, modified_ns = dict(sorted(lister.sizes.items())), dict(sorted(lister.modified_ns.items()))
+    links = (dict(sorted(names.items())) for names in (lister.aliases, lister.broken, lister.unreadable))
+    return Listing(sizes, modified_ns, *links)
 
 
 class _Lister:
@@ -60,7 +55,8 @@ class _Lister:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.stats: dict[str, tuple[int, int]] = {}
+        self.sizes: dict[str, int] = {}
+        self.modified_ns: dict[str, int] = {}
         self.aliases: dict[str, str] = {}
         self.broken: dict[str, str] = {}
         self.unreadable: dict[str, str] = {}
@@ -78,7 +74,7 @@ class _Lister:
                 if not parent:
                     raise SourceError(real_path, f"cannot be read: {error.strerror}") from None
                 self.unreadable[parent.removesuffix("/")] = f"cannot be read: {error.strerror}"
-            if len(self.stats) > MOST_FILES:
+            if len(self.sizes) > MOST_FILES:
                 raise SourceError(self.root, f"holds more than {MOST_FILES:,} files", hint="name one checkpoint in it")
 
     def _add(self, name: str, entry: os.DirEntry[str], depth: int) -> None:
@@ -109,4 +105,4 @@ class _Lister:
         if kind is not None or not stat.S_ISREG(status.st_mode):
             self.unreadable[name] = f"is {kind or 'no regular file'}; it is not read"
         else:
-            self.stats[name] = status.st_size, status.st_mtime_ns
+            self.sizes[name], self.modified_ns[name] = status.st_size, status.st_mtime_ns
