@@ -67,24 +67,23 @@ def _on_loss(state: _State, line: LineMatch) -> None:
     state.last_loss = value
 
 
+#: Figures of the state by their keys, and what of ``_State`` has them.
+_FIGURES = {
+    b"train_runtime": "runtime_s",
+    b"train_samples_per_second": "samples_per_s",
+    b"train_steps_per_second": "steps_per_s",
+    b"train_loss": "mean_loss",
+    b"global_step": "steps",
+    b"max_steps": "max_steps",
+    b"train_batch_size": "micro_batch",
+}
+_COUNTS = ("steps", "max_steps", "micro_batch")
+
+
 def _on_figure(state: _State, line: LineMatch) -> None:
-    value = parse_number(line[2])
-    if value is None or value <= 0:
-        return
-    if line[1] == b"train_runtime":
-        state.runtime_s = value
-    elif line[1] == b"train_samples_per_second":
-        state.samples_per_s = value
-    elif line[1] == b"train_steps_per_second":
-        state.steps_per_s = value
-    elif line[1] == b"train_loss":
-        state.mean_loss = value
-    elif line[1] == b"global_step":
-        state.steps = int(value)
-    elif line[1] == b"max_steps":
-        state.max_steps = int(value)
-    else:
-        state.micro_batch = int(value)
+    value, name = parse_number(line[2]), _FIGURES[line[1]]
+    if value is not None and value > 0:
+        setattr(state, name, int(value) if name in _COUNTS else value)
 
 
 def _close(state: _State) -> None:
@@ -145,15 +144,7 @@ FORMAT = LogFormat(
         aside(b'"eval_runtime": ', rb'^ {2,8}"eval_runtime": ', sets("has_evaluations")),
         *(
             aside(b'"' + name + b'": ', rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', _on_figure)
-            for name in (
-                b"train_runtime",
-                b"train_samples_per_second",
-                b"train_steps_per_second",
-                b"train_loss",
-                b"global_step",
-                b"max_steps",
-                b"train_batch_size",
-            )
+            for name in _FIGURES
         ),
     ),
     sources=(CLOCK, RUN),
