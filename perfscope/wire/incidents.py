@@ -7,8 +7,13 @@ The layout::
     RUN/ranks/00000/recorder.N.KIND.pickle  torch's Flight Recorder at incident N: KIND is nccl or generic.
     RUN/ranks/00000/fatal.txt               stacks at a fatal signal.
     RUN/recorder/nccl_RANK                  what NCCL's watchdog wrote at a timeout.
-    RUN/deaths/HOST.jsonl                   DeathRecord per process of a rank that ended, KernelErrorRecord per Xid.
+    RUN/deaths/HOST.jsonl                   a line per process of a rank that ended, and per Xid of a driver.
     RUN/control/                            requests to the ranks of a running job, see perfscope.wire.requests.
+
+A line of a death has ``kind`` "death", ``rank``, ``attempt``, ``pid`` and both clocks, as another process of the host
+saw it. It has ``signal`` or ``exit_code`` where that was seen in time. ``memory_kills`` is how often the kernel killed
+a process of this group for want of memory since the start. A line of an error has ``kind`` "xid", ``uuid``, ``xid`` and
+``wall_ns``.
 
 This module is imported inside training jobs: standard library only.
 """
@@ -87,37 +92,6 @@ class IncidentRecord:
     message: str | None = None
     frames: tuple[CodeFrame, ...] | None = None
     missing: str | None = None
-
-
-@dataclass(frozen=True)
-class DeathRecord:
-    """The end of the process of a rank, as another process of its host saw it, on both clocks.
-
-    Attributes:
-        attempt: How many processes had the rank before.
-        exit_code: Its exit code; absent where a signal ended it, or where it was not seen in time.
-        memory_kills: How often the kernel killed a process of this group for want of memory since the start.
-    """
-
-    rank: int
-    attempt: int
-    pid: int
-    wall_ns: int
-    monotonic_ns: int
-    exit_code: int | None = None
-    signal: int | None = None
-    memory_kills: int | None = None
-    kind: str = "death"
-
-
-@dataclass(frozen=True)
-class KernelErrorRecord:
-    """An error that the driver reports of a GPU (Xid), on the wall clock."""
-
-    uuid: str
-    xid: int
-    wall_ns: int
-    kind: str = "xid"
 
 
 def to_incident_line(record: IncidentRecord) -> bytes:

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from perfscope.sources.runs.run import read_run
 from perfscope.watching.job import RECENT, WatchedJob
 from perfscope.watching.openmetrics import to_openmetrics
 from perfscope.watching.screen import print_once
-from perfscope.wire.incidents import DeathRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
 from tests.conftest import ROOT
 
@@ -123,8 +121,8 @@ def test_a_killed_rank_has_ended_and_the_job_is_over_minutes_after_the_last(
         job.add_steps(rank, 1, 5)
     watched = look(job)
     (job.folder / "deaths").mkdir()
-    records = [DeathRecord(rank, 0, 1000 + rank, job.now_ns, 0, signal=9) for rank in range(2)]
-    deaths = [json.dumps(asdict(record)).encode() + b"\n" for record in records]
+    death = {"kind": "death", "attempt": 0, "pid": 1000, "wall_ns": job.now_ns, "monotonic_ns": 0, "signal": 9}
+    deaths = [json.dumps(death | {"rank": rank}).encode() + b"\n" for rank in range(2)]
     with (job.folder / "deaths" / "node.jsonl").open("ab") as file:
         file.write(b'{"kind":"xid","code":79}\n' + deaths[0])
         file.flush()
