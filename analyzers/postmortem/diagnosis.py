@@ -34,8 +34,9 @@ from perfscope.analyzers.postmortem.places import (
 from perfscope.constants import NS_PER_S
 from perfscope.report import Cell, Column, Json, Report, Row, Section, escape_control_characters
 from perfscope.result import to_json, to_object
-from perfscope.tables.postmortem import CodeLine, CollectiveCall, PostMortem, RankState
+from perfscope.tables.postmortem import CollectiveCall, PostMortem, RankState
 from perfscope.units import format_ranges
+from perfscope.wire.incidents import CodeFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Diagnosis:
     reason: Reason
     ranks: tuple[int, ...]
     text: str
-    line: CodeLine | None = None
+    line: CodeFrame | None = None
     group: str | None = None
     sequence: int | None = None
     expected: str | None = None
@@ -333,7 +334,7 @@ class _Case:
         ranks: tuple[int, ...],
         text: str,
         *,
-        line: CodeLine | None = None,
+        line: CodeFrame | None = None,
         event: MatchedCollective | None = None,
         wrong: CollectiveCall | None = None,
         usual: Token | None = None,

@@ -13,7 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from perfscope.tables.postmortem import CodeLine, CollectiveCall, RankState
+from perfscope.tables.postmortem import CollectiveCall, RankState
+from perfscope.wire.incidents import CodeFrame
 
 #: Calls whose tensors may differ between the ranks of a group.
 _UNEVEN = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced")
@@ -148,7 +149,7 @@ class _Moves(NamedTuple):
     """Collectives and the sends and receives between them; ``positions`` are the collectives among the tokens."""
 
     tokens: list[Token]
-    lines: list[tuple[CodeLine, ...]]
+    lines: list[tuple[CodeFrame, ...]]
     positions: list[int]
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from perfscope.constants import NS_PER_S
-from perfscope.tables.postmortem import CodeLine, KernelError, PostMortem, RankState
+from perfscope.tables.postmortem import KernelError, PostMortem, RankState
+from perfscope.wire.incidents import CodeFrame
 
 #: Our own hooks stand between a script and the functions that they wrap.
 _HOOKS = (
@@ -61,7 +62,7 @@ class CodePlace:
     """Where a thread is: its activity, the innermost line of the user's code, and the function called there."""
 
     activity: Activity
-    line: CodeLine | None
+    line: CodeFrame | None
     call: str = ""
 
     @property
@@ -79,7 +80,7 @@ class CodePlace:
         return f"{self.activity} at {self.line}" if self.line is not None else str(self.activity)
 
 
-def locate(frames: Sequence[CodeLine], text: str = "") -> CodePlace | None:
+def locate(frames: Sequence[CodeFrame], text: str = "") -> CodePlace | None:
     """Where a thread is, by its frames, the innermost first; ``text`` is that one's code, as C has no frame."""
     if not frames:
         return None
@@ -92,7 +93,7 @@ def locate(frames: Sequence[CodeLine], text: str = "") -> CodePlace | None:
     return CodePlace(activity, line, call)
 
 
-def _classify(inner: Sequence[CodeLine], text: str) -> Activity:
+def _classify(inner: Sequence[CodeFrame], text: str) -> Activity:
     """What the frames of libraries above the user's own line are in; without any, what the line says."""
     for activity, parts in _OF_LIBRARIES.items():
         if _passes(inner, parts):
@@ -102,12 +103,12 @@ def _classify(inner: Sequence[CodeLine], text: str) -> Activity:
     return next((activity for activity, pattern in _OF_TEXTS.items() if pattern.search(text)), Activity.HOST)
 
 
-def own_line(frames: Sequence[CodeLine]) -> CodeLine | None:
+def own_line(frames: Sequence[CodeFrame]) -> CodeFrame | None:
     """The innermost line of the user's own code."""
     return next((frame for frame in frames if _is_own(frame.file)), None)
 
 
-def is_same_place(frames: Sequence[CodeLine], call: Sequence[CodeLine]) -> bool:
+def is_same_place(frames: Sequence[CodeFrame], call: Sequence[CodeFrame]) -> bool:
     """Whether two stacks are the same call, line by line; our own hooks do not count."""
     first, second = ([frame for frame in side if not _matches(frame.file, _HOOKS)] for side in (frames, call))
     return bool(first) and first == second
@@ -119,7 +120,7 @@ def _is_own(file: str) -> bool:
     return _STANDARD_LIBRARY not in file or any(part in file for part in _INSTALLED)
 
 
-def _passes(frames: Sequence[CodeLine], parts: Sequence[str]) -> bool:
+def _passes(frames: Sequence[CodeFrame], parts: Sequence[str]) -> bool:
     return any(_matches(frame.file, parts) for frame in frames)
 
 

@@ -24,7 +24,6 @@ from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import read_object, read_rank_record, read_records
 from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.tables.postmortem import (
-    CodeLine,
     CollectiveCall,
     Death,
     Failure,
@@ -35,6 +34,7 @@ from perfscope.tables.postmortem import (
     ThreadStack,
 )
 from perfscope.wire import incidents
+from perfscope.wire.incidents import CodeFrame
 
 _COMPLETED = "completed"
 _STARTED = ("started", _COMPLETED)
@@ -152,9 +152,9 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(name) for name in _list(value))
 
 
-def _lines(value: object) -> tuple[CodeLine, ...]:
+def _lines(value: object) -> tuple[CodeFrame, ...]:
     return tuple(
-        CodeLine(_text(frame.get("filename")), frame["line"], _text(frame.get("name")))
+        CodeFrame(_text(frame.get("filename")), frame["line"], _text(frame.get("name")))
         for frame in _list(value)
         if isinstance(frame, Mapping) and type(frame.get("line")) is int
     )
@@ -194,14 +194,14 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 
 def parse_stacks(text: str) -> list[ThreadStack]:
     """The stacks of all threads, in the order of the text; lines of another kind are passed over."""
-    stacks: list[tuple[str, list[CodeLine]]] = []
+    stacks: list[tuple[str, list[CodeFrame]]] = []
     for line in text.splitlines():
         thread = _THREAD.match(line)
         frame = _FRAME.match(line)
         if thread is not None:
             stacks.append((thread[1], []))
         elif frame is not None and stacks:
-            stacks[-1][1].append(CodeLine(frame["file"], int(frame["line"]), frame["function"]))
+            stacks[-1][1].append(CodeFrame(frame["file"], int(frame["line"]), frame["function"]))
     return [ThreadStack(thread, tuple(frames)) for thread, frames in stacks]
 
 
@@ -349,8 +349,7 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
 
 
 def _to_failure(record: incidents.IncidentRecord) -> Failure:
-    frames = tuple(CodeLine(frame.file, frame.line, frame.function) for frame in reversed(record.frames or ()))
-    return Failure(record.error or "", record.message or "", record.wall_ns, frames)
+    return Failure(record.error or "", record.message or "", record.wall_ns, tuple(reversed(record.frames or ())))
 
 
 def _dumps_of(folder: Path, number: int, damage: list[str]) -> list[RecorderDump | None]:

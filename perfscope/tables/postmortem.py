@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of a function."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} ({self.function})"
+from perfscope.wire.incidents import CodeFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +30,7 @@ class CollectiveCall:
     created_ns: int
     is_started: bool | None
     is_completed: bool
-    frames: tuple[CodeLine, ...] = ()
+    frames: tuple[CodeFrame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +46,7 @@ class ThreadStack:
     """What a thread is doing, the innermost call first."""
 
     thread: str
-    frames: tuple[CodeLine, ...]
+    frames: tuple[CodeFrame, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ class Failure:
     error: str
     message: str
     wall_ns: int
-    frames: tuple[CodeLine, ...] = ()
+    frames: tuple[CodeFrame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,9 @@ class CodeFrame:
     line: int
     function: str
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
 
 @dataclass(frozen=True)
 class IncidentRecord:

@@ -13,7 +13,6 @@ from perfscope.analyzers.postmortem.matching import match_calls
 from perfscope.analyzers.postmortem.places import Reason
 from perfscope.sources.postmortem import read_post_mortem
 from perfscope.tables.postmortem import (
-    CodeLine,
     Death,
     Failure,
     KernelError,
@@ -21,6 +20,7 @@ from perfscope.tables.postmortem import (
     RankState,
     ThreadStack,
 )
+from perfscope.wire.incidents import CodeFrame
 from tests.sources.postmortem.dumps import entry, write_dumps
 
 STEPS = 6
@@ -85,7 +85,7 @@ def test_dumps_alone_name_the_rank_and_the_reason(fault: str, ranks: int, tmp_pa
     entries = {rank: number(changed(fault) if rank == 1 else calls())[5 - 3 * (rank % 2) :] for rank in range(ranks)}
     diagnosis = diagnose_dumps(tmp_path, entries)
     assert (diagnosis.reason, diagnosis.ranks) == (REASONS[fault], (1,)), diagnosis.text
-    assert diagnosis.line == CodeLine("/job/train.py", 30, "train")
+    assert diagnosis.line == CodeFrame("/job/train.py", 30, "train")
 
 
 @pytest.mark.parametrize("later", [1, 5])
@@ -140,8 +140,8 @@ def test_a_call_that_no_recorder_holds_waits_in_another_group_where_it_is_the_us
     dump = evidence.ranks[1].dump
     assert dump is not None
     usual = dump.calls[-1].frames
-    stack = ThreadStack("0x1", (*usual[:-1], CodeLine(usual[-1].file, line, usual[-1].function)))
-    waits = CodeLine("/lib/torch/cuda/__init__.py", 1162, "synchronize")
+    stack = ThreadStack("0x1", (*usual[:-1], CodeFrame(usual[-1].file, line, usual[-1].function)))
+    waits = CodeFrame("/lib/torch/cuda/__init__.py", 1162, "synchronize")
     ranks = {
         0: replace(evidence.ranks[0], stack=stack, noticed_ns=1),
         1: replace(evidence.ranks[1], stack=ThreadStack("0x1", (waits, usual[-1])), noticed_ns=1),
@@ -171,13 +171,13 @@ def test_what_a_ring_has_forgotten_is_no_absence_and_what_was_called_first_stand
 
 
 WAITING = ThreadStack(
-    "0x1", (CodeLine("/lib/torch/distributed/distributed_c10d.py", 1, "all_reduce"), CodeLine("/job/a.py", 5, "f"))
+    "0x1", (CodeFrame("/lib/torch/distributed/distributed_c10d.py", 1, "all_reduce"), CodeFrame("/job/a.py", 5, "f"))
 )
-OWN = ThreadStack("0x1", (CodeLine("/job/a.py", 77, "download"),))
+OWN = ThreadStack("0x1", (CodeFrame("/job/a.py", 77, "download"),))
 LOADER = ThreadStack(
-    "0x1", (CodeLine("/job/data.py", 3, "__getitem__"), CodeLine("/lib/torch/utils/data/_utils/fetch.py", 5, "fetch"))
+    "0x1", (CodeFrame("/job/data.py", 3, "__getitem__"), CodeFrame("/lib/torch/utils/data/_utils/fetch.py", 5, "fetch"))
 )
-SAVING = ThreadStack("0x1", (CodeLine("/lib/torch/serialization.py", 3, "save"), CodeLine("/job/a.py", 9, "main")))
+SAVING = ThreadStack("0x1", (CodeFrame("/lib/torch/serialization.py", 3, "save"), CodeFrame("/job/a.py", 9, "main")))
 
 
 def stalled(rank: int, stack: ThreadStack | None, **fields: Any) -> RankState:
@@ -199,8 +199,8 @@ def test_stacks_alone_name_the_rank_that_waits_for_nobody(stack: ThreadStack, re
     assert diagnosis.line.line == line
 
 
-def standing(call: str, line: int) -> tuple[CodeLine, ...]:
-    return CodeLine("/lib/torch/distributed/distributed_c10d.py", 1, call), CodeLine("/job/a.py", line, "step")
+def standing(call: str, line: int) -> tuple[CodeFrame, ...]:
+    return CodeFrame("/lib/torch/distributed/distributed_c10d.py", 1, call), CodeFrame("/job/a.py", line, "step")
 
 
 @pytest.mark.parametrize("how", ["alive", "aborted", "raised"])
