@@ -374,6 +374,13 @@ def measure(*, small: bool) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after the capture, which writes its end at exit
     figures: dict[str, Any] = {"machine": machine(), "outside": {}}
+    figures["memory"] = memory(1 if small else 2, ["--small"] if small else [])
+    count = "25" if on_gpu else "100" if small else "1000"
+    figures["growth"] = {
+        "windows": int(count),
+        "mb": child("--growth", count, "--child", "hooked"),
+        "bare_mb": child("--growth", count, "--child", "bare"),
+    }
     hooked = turns * 6  # steps with hooks of one comparison
     counted = 2 * (WARM_UP + hooked)
     first = [counted + 3 + window * (ACTIVE + 2) for window in range(rounds)]
@@ -397,13 +404,6 @@ def measure(*, small: bool) -> dict[str, Any]:
     for number, figure in enumerate(figures["outside"].values()):
         last = (number + 1) * (WARM_UP + hooked)
         figure["hooks_us"] = count_hooks_us(folder / "run", last - hooked + 1, last)
-    figures["memory"] = memory(1 if small else 2, ["--small"] if small else [])
-    count = "25" if on_gpu else "100" if small else "1000"
-    figures["growth"] = {
-        "windows": int(count),
-        "mb": child("--growth", count, "--child", "hooked"),
-        "bare_mb": child("--growth", count, "--child", "bare"),
-    }
     return figures
 
 
