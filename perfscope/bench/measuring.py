@@ -65,11 +65,10 @@ def measure(
     )
 
 
-def run_perfscope(*words: str) -> Tree:
-    """The JSON that a command of perfscope prints; PerfscopeError with its last line where it failed."""
-    command = [sys.executable, "-m", "perfscope", "--quiet", *words, "--format", "json"]
+def _analyze(run_dir: Path) -> tuple[Tree, tuple[str, ...]]:
+    """The results of `perfscope analyze`, or a note why there are none: what has trained is measured all the same."""
     ended = subprocess.run(
-        command,
+        [sys.executable, "-m", "perfscope", "--quiet", "analyze", str(run_dir), "--format", "json"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -77,27 +76,18 @@ def run_perfscope(*words: str) -> Tree:
         start_new_session=True,  # Ctrl-C ends the sweep, not the analysis of what has trained
     )
     try:
-        document: Tree = json.loads(ended.stdout)
+        return json.loads(ended.stdout).get("results", {}), ()
     except ValueError:
-        raise PerfscopeError(_explain(words[0], ended.stderr, ended.returncode)) from None
-    return document
+        reason = _explain(ended.stderr, ended.returncode).replace(str(run_dir), "the run")
+        return {}, (f"not analyzed: {reason}",)
 
 
-def _explain(command: str, errors: str, exit_code: int) -> str:
+def _explain(errors: str, exit_code: int) -> str:
+    """Why a command printed no results, from its errors."""
     lines = [line.removeprefix("perfscope: ") for line in errors.splitlines() if line.strip()]
     if not lines:
-        return f"perfscope {command} printed nothing and ended with exit code {exit_code}"
-    if "Traceback" in lines[0]:
-        return f"perfscope {command} failed: {lines[-1]}"
-    return lines[0]
-
-
-def _analyze(run_dir: Path) -> tuple[Tree, tuple[str, ...]]:
-    """The results of the analysis, and a note where there are none: what has trained is measured all the same."""
-    try:
-        return run_perfscope("analyze", str(run_dir)).get("results", {}), ()
-    except PerfscopeError as error:
-        return {}, (f"not analyzed: {error}".replace(str(run_dir), "the run"),)
+        return f"perfscope analyze printed nothing and ended with exit code {exit_code}"
+    return f"perfscope analyze failed: {lines[-1]}" if "Traceback" in lines[0] else lines[0]
 
 
 def _read_ranks(folder: Path, variant: Variant, settings: Settings) -> list[Tree]:

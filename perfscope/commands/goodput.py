@@ -18,27 +18,27 @@ from perfscope.sources.runs.stored import read_run_at
 
 @contextmanager
 def account_for(locations: Sequence[str]) -> Iterator[tuple[Goodput, tuple[str, ...], FilePlaces]]:
-    """The goodput of one job, what could not be read, and where its logs lie now."""
-    with at_hand([path for path in locations if not find_runs(path)], is_log_name) as places:
-        yield *_account(locations, places), places
+    """The goodput of one job, what could not be read, and where its logs lie now.
 
-
-def _account(locations: Sequence[str], places: FilePlaces) -> tuple[Goodput, tuple[str, ...]]:
-    """The goodput of one job, and what could not be read; ``SourceError`` where none of them recorded a step."""
+    Raises:
+        SourceError: None of the runs and logs recorded a step.
+    """
     lives: list[Life] = []
     damage: list[str] = []
-    others = iter(places.paths)
-    for location in locations:
-        folders = find_runs(location)
-        for folder in folders:
-            run = read_run_at(folder, partial(read_run, has_samples=False))
-            damage += run.damage
-            lives += find_lives(run)
-        for log in [] if folders else find_logs([next(others)]):
-            moments = read_moments(log)
-            damage += moments.damage
-            lives += find_logged_lives(moments)
-    try:
-        return account(lives), tuple(damage)
-    except MissingInput as error:
-        raise SourceError(locations[0], f"says nothing of goodput: {error}") from None
+    with at_hand([path for path in locations if not find_runs(path)], is_log_name) as places:
+        others = iter(places.paths)
+        for location in locations:
+            folders = find_runs(location)
+            for folder in folders:
+                run = read_run_at(folder, partial(read_run, has_samples=False))
+                damage += run.damage
+                lives += find_lives(run)
+            for log in [] if folders else find_logs([next(others)]):
+                moments = read_moments(log)
+                damage += moments.damage
+                lives += find_logged_lives(moments)
+        try:
+            goodput = account(lives)
+        except MissingInput as error:
+            raise SourceError(locations[0], f"says nothing of goodput: {error}") from None
+        yield goodput, tuple(damage), places

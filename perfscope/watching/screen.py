@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from perfscope.constants import GB, KILO, NS_PER_S
-from perfscope.report import MOST_ROWS, escape_control_characters
+from perfscope.report import MOST_ROWS, escape_control_characters, in_unit
 from perfscope.sources.runs.nvml import GpuValues
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
@@ -17,9 +19,12 @@ from perfscope.watching.job import WatchedJob, WatchedRank
 def draw(job: WatchedJob) -> Group:
     """One frame: the job in a few lines, its ranks, its GPUs."""
     parts: list[RenderableType] = [Text(line, style=style) for line, style in _headlines(job)]
-    parts.append(_draw_ranks(job))
+    ranks = list(job.ranks.values())
+    cells = [_rank_cells(job, rank) for rank in ranks[:MOST_ROWS]]
+    parts.append(_draw_table("Rank,Host,Step,Step time,Data wait,Last step", cells, len(ranks), "ranks"))
     if job.gpus:
-        parts.append(_draw_gpus(job.gpus))
+        cells = [_gpu_cells(values) for values in job.gpus[:MOST_ROWS]]
+        parts.append(_draw_table("GPU,Host,Name,Busy,Memory,Power,Clock,Temp.", cells, len(job.gpus), "GPUs"))
     return Group(*parts)
 
 
@@ -64,15 +69,15 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
 
 
-def _draw_ranks(job: WatchedJob) -> Table:
+def _draw_table(headings: str, rows: Sequence[Sequence[str]], count: int, noun: str) -> Table:
+    """The first rows of a table, and how many there are besides."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("Rank", "Host", "Step", "Step time", "Data wait", "Last step"):
-        table.add_column(heading, justify="left" if heading == "Host" else "right")
-    ranks = list(job.ranks.values())
-    for rank in ranks[:MOST_ROWS]:
-        table.add_row(*_rank_cells(job, rank))
-    if len(ranks) > MOST_ROWS:
-        table.add_row("", f"{len(ranks) - MOST_ROWS} more ranks", "", "", "", "")
+    for heading in headings.split(","):
+        table.add_column(heading, justify="left" if heading in ("Host", "Name") else "right")
+    for row in rows:
+        table.add_row(*row)
+    if count > len(rows):
+        table.add_row("", f"{count - len(rows)} more {noun}")
     return table
 
 
@@ -90,24 +95,17 @@ def _rank_cells(job: WatchedJob, rank: WatchedRank) -> tuple[str, ...]:
     )
 
 
-def _draw_gpus(gpus: list[GpuValues]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("GPU", "Host", "Name", "Busy", "Memory", "Power", "Clock", "Temp."):
-        table.add_column(heading, justify="left" if heading in ("Host", "Name") else "right")
-    for values in gpus[:MOST_ROWS]:
-        table.add_row(
-            _text(values.index, "{}"),
-            escape_control_characters(values.host),
-            escape_control_characters(values.name),
-            _text(values.gpu_util_percent, "{} %"),
-            _text(None if values.memory_used_bytes is None else values.memory_used_bytes / GB, "{:.1f} GB"),
-            _text(None if values.power_mw is None else values.power_mw / KILO, "{:.0f} W"),
-            _text(values.sm_clock_mhz, "{} MHz"),
-            _text(values.temperature_c, "{} C"),
-        )
-    if len(gpus) > MOST_ROWS:
-        table.add_row("", f"{len(gpus) - MOST_ROWS} more GPUs", "", "", "", "", "", "")
-    return table
+def _gpu_cells(values: GpuValues) -> tuple[str, ...]:
+    return (
+        _text(values.index, "{}"),
+        escape_control_characters(values.host),
+        escape_control_characters(values.name),
+        _text(values.gpu_util_percent, "{} %"),
+        _text(in_unit(values.memory_used_bytes, GB), "{:.1f} GB"),
+        _text(in_unit(values.power_mw, KILO), "{:.0f} W"),
+        _text(values.sm_clock_mhz, "{} MHz"),
+        _text(values.temperature_c, "{} C"),
+    )
 
 
 def _time(time_ns: float | None) -> str:
