@@ -151,18 +151,9 @@ def describe_shares(results: Mapping[str, Any]) -> str | None:
         return None
     straggler = (results.get("stragglers") or {}).get("straggler")
     ranks: Sequence[Mapping[str, Any]] = breakdown["ranks"]
-    return _describe_rank(next((rank for rank in ranks if rank["rank"] == straggler), ranks[0]))
-
-
-def _shares_of(rank: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """The share of each part of a rank's profiled time, of 1, and its name."""
+    rank = next((rank for rank in ranks if rank["rank"] == straggler), ranks[0])
     row = rank.get("marked") or rank
-    whole = row["window_us"]
-    return [(row[key] / whole, label) for key, label in _PARTS if row.get(key) is not None and whole]
-
-
-def _describe_rank(rank: Mapping[str, Any]) -> str:
-    shares = sorted(_shares_of(rank), key=lambda share: -share[0])
-    parts = ", ".join(f"{label} {percent(share):.1f} %" for share, label in shares if share)
-    window_us = (rank.get("marked") or rank)["window_us"]
+    window_us = row["window_us"]
+    times = sorted(((row.get(key) or 0, label) for key, label in _PARTS), key=lambda time: -time[0])
+    parts = ", ".join(f"{label} {percent(time_us / window_us):.1f} %" for time_us, label in times if time_us)
     return f"profiled steps of rank {rank['rank']}, {format_seconds(window_us / US_PER_S)}: {parts}"

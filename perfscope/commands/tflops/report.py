@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.tflops.comparison import (
@@ -63,8 +63,8 @@ def to_report(answer: TflopsAnswer) -> Report:
         *answer.choice.published,
     )
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
-    above_peak = _warn_above_peak(answer, tflops_per_gpu) or _warn_of_little(answer, tflops_per_gpu)
-    warnings = (*answer.peak.warnings, *above_peak)
+    doubts = tuple(_find_doubts(answer, tflops_per_gpu))
+    warnings = (*answer.peak.warnings, *doubts)
     log_convention = log["convention"] if log else None
     data: dict[str, Json] = {
         "schema": "perfscope/tflops/1",
@@ -83,17 +83,17 @@ def to_report(answer: TflopsAnswer) -> Report:
         "conventions": [_convention_data(convention, log_convention) for convention in conventions],
         "variants": [_convention_data(convention, log_convention) for convention in other_forms],
         "explanation": list(explanation),
-        "doubts": list(above_peak),
+        "doubts": list(doubts),
         "log": log,
         "assumed": list(assumptions),
         "read": list(answer.inputs.read),
     }
     title = (
-        f"{'Doubtful: ' if above_peak else ''}{tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
+        f"{'Doubtful: ' if doubts else ''}{tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
         f"batch {answer.samples}, {format_seconds(step.step_ns / NS_PER_S)} per step on {_describe_setting(answer)}"
     )
     sections = [
-        _figure_section(answer, tflops_per_gpu, above_peak),
+        _figure_section(answer, tflops_per_gpu, doubts),
         *_convention_sections(conventions, other_forms, log_convention, explanation),
     ]
     if log:
@@ -245,25 +245,18 @@ def _list_assumptions(answer: TflopsAnswer) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _warn_of_little(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
-    peak = answer.peak.tflops
-    if peak is None or value >= _LEAST_MFU * peak:
-        return ()
-    return (
-        f"{value:.3g} TFLOPs per GPU is {percent(value / peak):.2g} % of the peak: an input is probably wrong (size, "
-        "batch, sequence length, time, number of GPUs)",
-    )
-
-
-def _warn_above_peak(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
-    inputs = "(size, batch, sequence length, time, number of GPUs, GPU or data type)"
+def _find_doubts(answer: TflopsAnswer, value: float) -> Iterator[str]:
+    """Why the figure cannot be right, or probably is not."""
+    inputs = "(size, batch, sequence length, time, number of GPUs"
     peak = answer.peak.tflops
     if peak is None:
-        doubt = describe_above_peak(value, None)
-        return (f"{doubt} {inputs}",) if doubt else ()
-    if value <= peak:
-        return ()
-    name = answer.peak.gpu.name if answer.peak.gpu else "the GPU"
-    place = f"the dense {answer.peak.dtype} peak of {name} ({peak:g})"
-    reason = f"there is a bug in the calculation, or an input is wrong {inputs}"
-    return (f"{value:.1f} TFLOPs per GPU is above {place}: {reason}",)
+        if doubt := describe_above_peak(value, None):
+            yield f"{doubt} {inputs}, GPU or data type)"
+    elif value > peak:
+        name = answer.peak.gpu.name if answer.peak.gpu else "the GPU"
+        place = f"the dense {answer.peak.dtype} peak of {name} ({peak:g})"
+        reason = f"there is a bug in the calculation, or an input is wrong {inputs}, GPU or data type)"
+        yield f"{value:.1f} TFLOPs per GPU is above {place}: {reason}"
+    elif value < _LEAST_MFU * peak:
+        share = percent(value / peak)
+        yield f"{value:.3g} TFLOPs per GPU is {share:.2g} % of the peak: an input is probably wrong {inputs})"
