@@ -10,19 +10,17 @@ behind the computation as far as the stack overlaps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, sqrt
 from types import SimpleNamespace
 
 import numpy as np
 
-from perfscope.analyzers.plan import balance_stages
 from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.parameter_counts import embedding_parameters, expert_split, layer_weights
 from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
-from perfscope.tables.step_time import NANOTRON, StepSetup, StepTerms
+from perfscope.tables.step_time import StepSetup, StepTerms
 
 #: The terms of a step, in the order of ``Predictor.terms_ns``.
 TERMS = (
@@ -46,7 +44,6 @@ COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in 
 PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
 _BYTES = 2  # of an activation or weight in 16 bits, for which the counts are
 _FORWARD_AND_BACKWARD = FORWARD_AND_BACKWARD // FORWARD
-_BUCKET_BYTES = 25e6  # that PyTorch's DDP reduces at once
 
 
 class Predictor:
@@ -84,8 +81,6 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     operations = selective and not setup.is_eager  # no attention matrix to recompute: torchtitan's `op`
     split = expert_split(setup.tensor, setup.expert)
     stage_shared, stage_routed = _stage_parameters(setup, split)
-    most, last = _list_layers(setup)
-    is_spread = setup.tensor > 1 and setup.pipeline > 1 and setup.gpus > node.gpus
     replicas = setup.data * setup.context
     expert_replicas = replicas * setup.tensor / split
     stepped = stage_shared / replicas + stage_routed / expert_replicas if setup.zero else stage_shared + stage_routed
@@ -94,9 +89,6 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "micro_batches": setup.micro_batches,
         "span": seen / model.layers,  # earlier tokens that attention sees, twice as many as are not masked
         "layers": model.layers,
-        "most_layers": most,
-        "last_layers": last,
-        "spread_tensor": is_spread * setup.tensor * sqrt(max(1, setup.tensor / node.gpus)),  # as published rows do
         "hidden": model.hidden,
         "heads": model.heads,
         "head_dims": model.query_dim + model.value_dim,
@@ -122,7 +114,6 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "replicas": replicas,
         "expert_replicas": expert_replicas,
         "zero": setup.zero,
-        "reduces_all": setup.software == NANOTRON,
         "recomputes": full,
         "recomputes_operators": full or operations,
         "recomputes_products": step_counts()["selective_products"] if operations else full,
@@ -139,15 +130,6 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "network_bytes": (setup.network_gb_s or node.network_gb_s) * GIGA,
         "node_gpus": node.gpus,
     }
-
-
-def _list_layers(setup: StepSetup) -> tuple[int, int]:
-    """The layers of the fullest stage and of the one with the output layer, which has one less if they differ."""
-    if setup.software == NANOTRON:
-        layers, output = balance_stages(setup.model, setup.pipeline)
-        return max(layers), layers[output]
-    most = ceil(setup.model.layers / setup.pipeline)
-    return most, most - (setup.model.layers % setup.pipeline > 0)
 
 
 def _stage_parameters(setup: StepSetup, split: int) -> tuple[float, float]:
@@ -175,8 +157,7 @@ def _exchange(c: SimpleNamespace, k: StepConstants, size: Float64 | float) -> Fl
     """Seconds in which replicas gather or reduce ``size`` bytes of each parameter; experts have fewer replicas."""
     experts = _collective(c, k, size * c.stage_routed, c.expert_replicas, c.expert_split)
     shared = _collective(c, k, size * c.stage_shared, c.replicas, c.tensor)
-    buckets = size * c.stage_shared / _BUCKET_BYTES * k.bucket_latency_s * (c.replicas - 1)
-    return np.asarray(shared + (c.stage_routed > 0) * experts + buckets, np.float64)
+    return np.asarray(shared + (c.stage_routed > 0) * experts, np.float64)
 
 
 def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
@@ -199,13 +180,12 @@ def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
 def _share_weights(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     """Seconds in which weights and gradients travel between replicas: for each micro-batch, and once a step.
 
-    ZeRO 2 reduces gradients of each micro-batch, ZeRO 3 also gathers weights twice. With ZeRO 1 nanotron reduces all
-    gradients for all replicas (``training_step`` in src/nanotron/trainer.py).
+    ZeRO 2 reduces gradients of each micro-batch, ZeRO 3 also gathers weights twice.
     """
     stage, full = _exchange(c, k, _BYTES), _exchange(c, k, c.gradient_bytes * c.trained)
     zero = c.zero.astype(int)
     each = np.choose(zero, [0 * stage, 0 * stage, stage, 3 * stage])
-    return each, np.choose(zero, [2 * full, (1 + c.reduces_all) * full + stage, stage, 0 * stage])
+    return each, np.choose(zero, [2 * full, full + stage, stage, 0 * stage])
 
 
 def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
@@ -244,13 +224,15 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
     device = product_passes * products + passes * operators + attention_passes * attention + again
     device = device + within + across + routing
-    launching = k.host_s * (passes + c.recomputes_operators) + k.pipeline_host_s * c.spread_tensor
+    launching = k.host_s * (passes + c.recomputes_operators)
     layer = (device ** counts["sharpness"] + launching ** counts["sharpness"]) ** (1 / counts["sharpness"])
     head_products = passes * multiply(c.logits * c.hidden)
     loss = passes * c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
     head = head_products + loss
-    layers = c.last_layers  # of the stage with the output layer, for which all others wait
-    ahead = np.maximum((c.most_layers - layers) * layer - head, 0)  # of what the fullest stage takes for more layers
+    # Of the last stage, for which all others wait. Where layers do not fill the stages, it has one less.
+    is_short = c.layers % c.pipeline > 0
+    layers = np.ceil(c.layers / c.pipeline) - is_short
+    ahead = is_short * np.maximum(layer - head, 0)  # of what the other stages take for that layer
     slot = layers * layer + head + ahead
     each, once = (np.maximum(travels - k.overlap * slot, 0) for travels in _share_weights(c, k))
     hop_rate = np.where(
@@ -271,7 +253,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
         "context-parallel communication": per_layer * across,
         "expert-parallel communication": per_layer * routing,
         "host": per_layer * (layer - device),
-        "pipeline bubble": (c.pipeline - 1) / c.virtual * c.most_layers * layer + m * ahead,
+        "pipeline bubble": (c.pipeline - 1) / c.virtual * (layers + is_short) * layer + m * ahead,
         "pipeline communication": hops,
         "sharded weights and gradients": m * each,
         "gradients": once,

@@ -114,7 +114,7 @@ def _limit(start: StepConstants, gpu: Gpu, ceiling: Ceiling) -> StepConstants:
 
 def stack_of(setup: StepSetup) -> Stack:
     """The stack whose constants a configuration starts from."""
-    return find_stack(find_gpu(setup.gpu), setup.zero, setup.software, has_experts=setup.model.experts is not None)
+    return find_stack(find_gpu(setup.gpu), setup.zero, has_experts=setup.model.experts is not None)
 
 
 def _positions(setups: Sequence[StepSetup]) -> Float64:
@@ -147,12 +147,10 @@ def _covariance(first: Float64, second: Float64) -> Float64:
 
 
 @cache
-def fit_constants(
-    rows: tuple[MeasuredStep, ...], start: StepConstants, row: float | None = None, loss: str = "soft_l1"
-) -> StepConstants:
+def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: float | None = None) -> StepConstants:
     """The most probable constants for some rows; single rows far off count little.
 
-    ``row`` is the error of a row as a logarithm, unless as of a calibration. ``loss`` is one of ``least_squares``.
+    ``row`` is the error of a row as a logarithm, unless as of a calibration.
     """
     predictor = Predictor([row.setup for row in rows])
     measured = np.log([row.seconds for row in rows])
@@ -180,5 +178,5 @@ def fit_constants(
     # The longer of launching and kernels hides what is known of the other: with kernels known, start on both sides.
     slow = first + np.log(_SLOW_HOST) * np.array([name == "host_s" for name in StepConstants._fields])
     starts = (first, slow) if is_known.any() else (first,)
-    fits = [least_squares(residuals, values, loss=loss) for values in starts]
+    fits = [least_squares(residuals, values, loss="soft_l1") for values in starts]
     return at(min(fits, key=lambda fit: fit.cost).x)

@@ -192,8 +192,7 @@ def _measure(
         checkpointing=inputs.checkpointing,
         is_eager=inputs.memory.attention is Attention.EAGER,
         sequence_parallel=True,  # as all configurations of a list
-        gradient_bytes=inputs.precision(dtype).sent,
-        software=inputs.software,
+        gradient_bytes=inputs.precision(dtype).gradients,
         network_gb_s=inputs.steps.network,
     )
     if setup.gpus != gpus or setup.gbs != gbs:
