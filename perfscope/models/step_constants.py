@@ -22,12 +22,15 @@ class StepConstants(NamedTuple):
         fp8_products: The same of products in fp8, of the fp8 peak.
         small_tokens: Tokens that a product costs beside its own: small ones are slow.
         flash: Share of the 16-bit peak that fused attention reaches.
-        memory: Share of the memory's rate.
+        memory: Share of the memory's rate that kernels without products reach, for the bytes of fused ones.
+        optimizer: The same of the optimizer.
+        weight_bytes: Of a parameter, that a micro-batch moves beside products: casts, gathered copies, added gradients.
         link: Share of the link between GPUs of a node.
         network: Share of the rate between nodes.
         link_latency_s: Of a collective in a node, for each doubling of its ranks.
         network_latency_s: The same between nodes.
         host_s: To launch one pass of one layer.
+        gather_host_s: To launch the gathers and the reduction of one layer's weights with ZeRO 3.
         step_s: Of each step, whatever is in it.
         overlap: Share of the computation behind which gradients and shards travel.
     """
@@ -37,17 +40,20 @@ class StepConstants(NamedTuple):
     small_tokens: float
     flash: float
     memory: float
+    optimizer: float
+    weight_bytes: float
     link: float
     network: float
     link_latency_s: float
     network_latency_s: float
     host_s: float
+    gather_host_s: float
     step_s: float
     overlap: float
 
 
 #: Those of a peak, which none exceeds.
-SHARES = frozenset({"products", "fp8_products", "flash", "memory", "link", "network", "overlap"})
+SHARES = frozenset({"products", "fp8_products", "flash", "memory", "optimizer", "link", "network", "overlap"})
 
 
 class Node(NamedTuple):

@@ -60,19 +60,21 @@ class StepSetup:
 
 
 class StepTerms(NamedTuple):
-    """Seconds of a step in which the mean GPU works at each kind of kernel; None where unknown.
+    """Seconds of a step in which the mean GPU works at each kind of kernel, or its host; None where unknown.
 
     Attributes:
         products: Matrix products, also those that run again.
         attention: Fused attention.
         memory: All other kernels and copies, but of the optimizer.
         optimizer: The update of the weights.
+        host: The launching of all of them, an estimate where no GPU waits for it.
     """
 
     products: float | None = None
     attention: float | None = None
     memory: float | None = None
     optimizer: float | None = None
+    host: float | None = None
 
 
 #: Of a step that only its time is known of.

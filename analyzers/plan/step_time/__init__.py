@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from perfscope.analyzers.plan import LAST_STAGE
 from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing
 from perfscope.models.hardware import find_gpu
@@ -37,10 +38,15 @@ TERMS = (
     "pipeline communication",
     "sharded weights and gradients",
     "gradients",
+    "copied weights and gradients",
     "optimizer",
     "step",
 )
-COMMUNICATION = tuple(TERMS.index(name) for name in TERMS if "communication" in name or name.endswith("gradients"))
+COMMUNICATION = tuple(
+    TERMS.index(name)
+    for name in TERMS
+    if "communication" in name or (name.endswith("gradients") and "copied" not in name)
+)
 PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
 _BYTES = 2  # of an activation or weight in 16 bits, for which the counts are
 _FORWARD_AND_BACKWARD = FORWARD_AND_BACKWARD // FORWARD
@@ -188,6 +194,20 @@ def _share_weights(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float
     return each, np.choose(zero, [2 * full, full + stage, stage, 0 * stage])
 
 
+def _hop(c: SimpleNamespace, k: StepConstants, states: Float64) -> Float64:
+    """Seconds between stages: there and back while the pipeline fills; interleaving repeats it."""
+    leaves = c.tensor * c.context * c.data >= c.node_gpus
+    rate = np.where(leaves, c.network_bytes * k.network, c.link_bytes * k.link)
+    repeated = c.micro_batches * (c.virtual - 1) * (1 - k.overlap) * (c.pipeline > 1)
+    return np.asarray(2 * (c.pipeline - 1 + repeated) * states / c.sequence_split / rate, np.float64)
+
+
+def _longer(device: Float64, host: Float64 | float) -> Float64:
+    """What kernels and their launching take together: where they are near to each other, more than either."""
+    sharpness = step_counts()["sharpness"]
+    return np.asarray((device**sharpness + host**sharpness) ** (1 / sharpness), np.float64)
+
+
 def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     """Seconds of each term, shape (terms, configurations), and of each kind of kernel on the mean stage."""
     flops = np.where(c.is_fp8 > 0, k.fp8_products, k.products) * c.products_flops
@@ -208,8 +228,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     operators = hidden_bytes * c.hidden / c.sequence_split + counts["activation_bytes"] * c.activated / c.tensor
     operators = c.tokens * operators / memory
     states = _BYTES * c.width * c.tokens * c.hidden
-    within = 2 * _collective(c, k, states, c.tensor, np.ones_like(c.tensor))  # an all-reduce, or its two halves
-    within = (4 + 2 * c.recomputes) * within
+    within = 2 * (4 + 2 * c.recomputes) * _collective(c, k, states, c.tensor, np.ones_like(c.tensor))  # two halves each
     keys = (
         2
         * _FORWARD_AND_BACKWARD
@@ -224,23 +243,20 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     across = np.maximum(keys - attention_passes * attention, 0)  # keys and values travel while attention is computed
     device = product_passes * products + passes * operators + attention_passes * attention + again
     device = device + within + across + routing
-    launching = k.host_s * (passes + c.recomputes_operators)
-    layer = (device ** counts["sharpness"] + launching ** counts["sharpness"]) ** (1 / counts["sharpness"])
+    launching = k.host_s * (passes + c.recomputes_operators) + k.gather_host_s * (c.zero >= LAST_STAGE)
+    launching_head = passes * counts["head_launches"] * k.host_s
+    layer = _longer(device, launching)
     head_products = passes * multiply(c.logits * c.hidden)
     loss = passes * c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
-    head = head_products + loss
+    head = _longer(head_products + loss, launching_head)
     # Of the last stage, for which all others wait. Where layers do not fill the stages, it has one less.
     is_short = c.layers % c.pipeline > 0
     layers = np.ceil(c.layers / c.pipeline) - is_short
     ahead = is_short * np.maximum(layer - head, 0)  # of what the other stages take for that layer
-    slot = layers * layer + head + ahead
+    streaming = c.memory_bytes * k.optimizer
+    weights = (c.stage_shared + c.stage_routed) * k.weight_bytes / streaming
+    slot = layers * layer + head + ahead + weights
     each, once = (np.maximum(travels - k.overlap * slot, 0) for travels in _share_weights(c, k))
-    hop_rate = np.where(
-        c.tensor * c.context * c.data >= c.node_gpus, c.network_bytes * k.network, c.link_bytes * k.link
-    )
-    hop = states / c.sequence_split / hop_rate  # there and back while the pipeline fills; interleaving repeats it
-    repeated = c.micro_batches * (c.virtual - 1) * (1 - k.overlap) * (c.pipeline > 1)
-    hops = 2 * (c.pipeline - 1 + repeated) * hop
     m = c.micro_batches
     per_layer = m * layers
     terms = {
@@ -254,10 +270,11 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
         "expert-parallel communication": per_layer * routing,
         "host": per_layer * (layer - device),
         "pipeline bubble": (c.pipeline - 1) / c.virtual * (layers + is_short) * layer + m * ahead,
-        "pipeline communication": hops,
+        "pipeline communication": _hop(c, k, states),
         "sharded weights and gradients": m * each,
         "gradients": once,
-        "optimizer": c.trained * c.stepped_parameters * counts["optimizer_bytes"] / memory,
+        "copied weights and gradients": m * weights,
+        "optimizer": c.trained * c.stepped_parameters * counts["optimizer_bytes"] / streaming,
         "step": np.full_like(m, k.step_s),
     }
     # Of a stage in the mean: what a run's GPUs do, one with another.
@@ -267,8 +284,9 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     kernels = {
         "products": m * (c.layers * multiplied + head_products) / c.pipeline,
         "attention": m * c.layers * attention_again * flash / c.pipeline,
-        "memory": m * (c.layers * moved + loss) / c.pipeline,
+        "memory": m * ((c.layers * moved + loss) / c.pipeline + weights),
         "optimizer": terms["optimizer"],
+        "host": m * (c.layers * launching + launching_head) / c.pipeline + k.step_s,
     }
-    stacked = np.stack([np.broadcast_to(terms[name], m.shape) for name in TERMS])
-    return stacked, np.stack([kernels[name] for name in StepTerms._fields])
+    of_terms = (np.broadcast_to(terms[name], m.shape) for name in TERMS)
+    return np.stack(tuple(of_terms)), np.stack([kernels[name] for name in StepTerms._fields])

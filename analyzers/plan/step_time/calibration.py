@@ -22,10 +22,10 @@ from perfscope.models.hardware import Gpu, find_gpu, lookup_gpu
 from perfscope.models.step_constants import SHARES, Stack, StepConstants, find_stack, spread
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.columns import Float64, Int64
-from perfscope.tables.step_time import MeasuredStep, StepSetup
+from perfscope.tables.step_time import MeasuredStep, StepSetup, StepTerms
 
-#: A launching thread of eager kernels, over the host of a tuned stack.
-_SLOW_HOST = 3
+#: What software that is not tuned may take.
+_UNTUNED = {"host_s": 2e-3, "gather_host_s": 5e-3, "weight_bytes": 20.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,13 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: flo
     is_known = ~np.isnan(terms)
     doubt = np.where(is_known.any(axis=0), spread()["term"], row or spread()["row"])
     least = spread()["least_term"] * np.exp(measured)
+    kinds = np.where(np.array(StepTerms._fields) == "host", spread()["host"], spread()["term"])
+    term_doubt = np.broadcast_to(kinds[:, None], terms.shape)[is_known]
     log_terms = np.log(terms + least)[is_known]
 
     values = np.array(start)
+    wide = spread() if row or is_known.any() else {}  # many rows and kernels tell apart what few times do not
+    width = np.array([wide.get(name, spread()["constant"]) for name in StepConstants._fields])
     is_share = np.array([name in SHARES for name in StepConstants._fields])
 
     def at(logs: Float64) -> StepConstants:
@@ -169,11 +173,12 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: flo
     def residuals(logs: Float64) -> Float64:
         seconds, kernels = predictor.seconds(at(logs))
         of_rows = (np.log(seconds) - measured) / doubt
-        of_terms = (np.log(kernels + least)[is_known] - log_terms) / spread()["term"]
-        return np.concatenate([of_rows, of_terms, (logs - first) / spread()["constant"]])
+        of_terms = (np.log(kernels + least)[is_known] - log_terms) / term_doubt
+        return np.concatenate([of_rows, of_terms, (logs - first) / width])
 
-    # The longer of launching and kernels hides what is known of the other: with kernels known, start on both sides.
-    slow = first + np.log(_SLOW_HOST) * np.array([name == "host_s" for name in StepConstants._fields])
-    starts = (first, slow) if is_known.any() else (first,)
-    fits = [least_squares(residuals, values, loss="soft_l1") for values in starts]
+    starts = [first]
+    if row is None:  # the longer of kernels and launching hides what is known of the other: start on several sides
+        names = np.array(StepConstants._fields)
+        starts += [np.where(names == name, np.log(value), first) for name, value in _UNTUNED.items()]
+    fits = [least_squares(residuals, logs, loss="soft_l1", ftol=1e-5) for logs in starts]
     return at(min(fits, key=lambda fit: fit.cost).x)

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.plan.step_time.calibration import Calibration, stack_of
 from perfscope.tables.columns import Float64
-from perfscope.tables.step_time import MeasuredStep, MeasuredSteps
+from perfscope.tables.step_time import UNKNOWN, MeasuredStep, MeasuredSteps
 
 #: Rows of a model that a calibration takes, and how many more it must have.
 FEW_ROWS = 5
@@ -53,6 +53,7 @@ class SourceJudgement:
 
     ``used`` are those that its constants were fitted to, ``unused`` all others; each is None without rows.
     ``calibrated`` are the rest of each model's rows after five of them calibrated, or each of few rows by all others.
+    ``by_one`` are a model's rows after each single one of them whose kernels are known.
     """
 
     source: str
@@ -63,6 +64,7 @@ class SourceJudgement:
     unused: Errors | None
     orders: Orders | None
     calibrated: Errors | None
+    by_one: Errors | None
 
 
 def judge(steps: MeasuredSteps) -> tuple[SourceJudgement, ...]:
@@ -87,6 +89,7 @@ def _judge_source(rows: Sequence[MeasuredStep], refused: int) -> SourceJudgement
         unused,
         find_orders(rows),
         _calibrate_by_few(rows) or check_each_by_others(rows),
+        _calibrate_by_one(rows),
     )
 
 
@@ -141,17 +144,34 @@ def find_orders(rows: Sequence[MeasuredStep]) -> Orders | None:
 
 def _calibrate_by_few(rows: Sequence[MeasuredStep]) -> Errors | None:
     generator = np.random.default_rng(_SEED)
-    ratios, errors = [], []
-    for group in _group(rows, lambda row: (row.source, row.setup.gpu, row.setup.model)):
-        if len(group) <= FEW_ROWS:
-            continue
-        order = generator.permutation(len(group))
+    parts = []
+    for group in _group(rows, _trained_on):
+        order = generator.permutation(len(group)) if len(group) > FEW_ROWS else range(0)
         known = tuple(group[index] for index in order[:FEW_ROWS])
-        asked = [group[index] for index in order[FEW_ROWS:]]
-        prediction = Calibration(known).predict([row.setup for row in asked])
-        ratios.append(prediction.seconds / _seconds(asked))
-        errors.append(prediction.error)
+        parts.append((known, [group[index] for index in order[FEW_ROWS:]]))
+    return _compare_all(parts)
+
+
+def _calibrate_by_one(rows: Sequence[MeasuredStep]) -> Errors | None:
+    """Predict the rows of a model from each row that states its kernels."""
+    groups = _group(rows, _trained_on)
+    known = [(row, group) for group in groups for row in group if row.terms != UNKNOWN]
+    return _compare_all([((row,), [other for other in group if other != row]) for row, group in known])
+
+
+def _compare_all(parts: Iterable[tuple[tuple[MeasuredStep, ...], Sequence[MeasuredStep]]]) -> Errors | None:
+    """The errors of rows, each part after a calibration of its own; None where none is asked for."""
+    ratios, errors = [], []
+    for known, asked in parts:
+        if asked:
+            prediction = Calibration(known).predict([row.setup for row in asked])
+            ratios.append(prediction.seconds / _seconds(asked))
+            errors.append(prediction.error)
     return _summarize(np.concatenate(ratios), np.concatenate(errors)) if ratios else None
+
+
+def _trained_on(row: MeasuredStep) -> Hashable:
+    return row.source, row.setup.gpu, row.setup.model
 
 
 def _source_and_stack(row: MeasuredStep) -> Hashable:

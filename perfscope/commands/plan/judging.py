@@ -33,6 +33,7 @@ def report_judgement(steps: MeasuredSteps) -> Report:
         if (errors := getattr(one, name)) is not None
     ]
     calibrated = [(one.source, one.stack, *_cells(one.calibrated)) for one in judged if one.calibrated]
+    by_one = [(one.source, one.stack, *_cells(one.by_one)) for one in judged if one.by_one]
     orders = [
         (one.source, one.orders.groups, *map(percent, one.orders[1:])) for one in judged if one.orders is not None
     ]
@@ -55,6 +56,12 @@ def report_judgement(steps: MeasuredSteps) -> Report:
                 f"{FEW_ROWS} random rows of each model calibrate; the errors are of its other rows.",
                 "Where a source has no more, each row is predicted from its others.",
             ),
+        ),
+        Section(
+            "Steps predicted from one run",
+            (*_SOURCE, *_ERRORS),
+            tuple(by_one),
+            ("Each run whose kernels are known calibrates alone; the errors are of all other rows of its model.",),
         ),
         Section(
             "Orders",
@@ -86,5 +93,5 @@ def _cells(errors: Errors) -> Row:
 
 
 def _data(one: SourceJudgement) -> dict[str, Json]:
-    parts = ("used", "unused", "orders", "calibrated")
+    parts = ("used", "unused", "orders", "calibrated", "by_one")
     return asdict(one) | {name: part._asdict() if (part := getattr(one, name)) is not None else None for name in parts}
