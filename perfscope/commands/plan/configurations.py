@@ -326,7 +326,7 @@ def _why_section(ranking: Ranking) -> Section:
         rows,
         (
             f"The terms add up to {one.seconds:.4g} s, without what computation hides. The last is fixed.",
-            f"Constants: {values}. Those in _s are seconds, small_tokens are tokens, others are shares of peaks.",
+            f"Constants: {values}. Those in _s are seconds, small_tokens tokens, weight_bytes bytes, others shares of peaks.",
             f"{'They were fitted, from' if ranking.calibration.rows else 'Their source:'} {stack.source}.",
         ),
     )
