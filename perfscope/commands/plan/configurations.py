@@ -325,8 +325,8 @@ def _why_section(ranking: Ranking) -> Section:
         (Column("Term"), Column("Time (ms)"), Column("Share (%)")),
         rows,
         (
-            f"The terms add up to {one.seconds:.4g} s, without what computation hides. The last is fixed.",
-            f"Constants: {values}. Those in _s are seconds, small_tokens tokens, weight_bytes bytes, others shares of peaks.",
+            f"The terms add up to {one.seconds:.4g} s, without what computation hides. The last is fixed for a step.",
+            f"Constants: {values}. Those in _s are seconds, others tokens, bytes or shares of peaks, as named.",
             f"{'They were fitted, from' if ranking.calibration.rows else 'Their source:'} {stack.source}.",
         ),
     )
