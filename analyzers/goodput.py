@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 
 from perfscope import report
-from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
+from perfscope.analyzers.wall_clock import OWN, Ledger, keep_ledgers
 from perfscope.constants import NS_PER_S, S_PER_HOUR
 from perfscope.errors import MissingInput
 from perfscope.measures.parts import LifePart, Spent
@@ -187,9 +187,6 @@ class Goodput(Result, frozen=True):
         return tuple(notes)
 
 
-_STEPS = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
-
-
 def find_lives(run: Run) -> list[Life]:
     """The starts of a run's job, each as the rank that it lasted longest for recorded it."""
     offsets = {(timeline.rank, timeline.attempt): timeline.offset_ns for timeline in run.timelines}
@@ -202,14 +199,14 @@ def find_lives(run: Run) -> list[Life]:
 
 
 def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
-    whole_ns = ledger.in_steps(_STEPS)
+    whole_ns = ledger.in_steps(OWN)
     usual_ns = int(np.median(whole_ns)) * STALL if len(whole_ns) else 0
     step_ns = np.minimum(whole_ns, usual_ns) if usual_ns else whole_ns
     apart_ns = dict.fromkeys(Spent, 0)
     apart_ns[Spent.STALLS] += int((whole_ns - step_ns).sum())
     for part, part_ns in ledger.parts.items():
         outside_ns = part_ns - int(ledger.by_step[part].sum())
-        if part in _STEPS:
+        if part in OWN:
             apart_ns[Spent.START] += outside_ns
         elif part is LifePart.DATA_WAIT:  # the wait for the first batch is a part of the start
             apart_ns[Spent.START] += outside_ns

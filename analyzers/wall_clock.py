@@ -64,7 +64,8 @@ _CAUSES_OF_PEERS = {
     FIRST_STEP: LifePart.FIRST_STEP.label,
     WINDOW: _WINDOW,
 }
-_OWN = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
+#: What steps take by themselves.
+OWN = (LifePart.FIRST_STEP, LifePart.STEPS, LifePart.WINDOW_STEPS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -367,7 +368,7 @@ def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> 
 
     causes = dict.fromkeys(_CAUSES.values())
     excess = {cause: excess_of([part for part in _CAUSES if _CAUSES[part] == cause]) for cause in causes}
-    own = excess_of(_OWN)
+    own = excess_of(OWN)
     in_window, is_first = np.asarray(steps.window[rows] != ""), np.asarray(steps.step[rows] == 1)
     garbage = np.where(in_window | is_first, 0, np.ma.filled(steps.garbage_ns, 0)[rows])
     for cause, chosen in (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -38,17 +38,11 @@ class Speed(Figures, frozen=True):
     speedup: Annotated[float | None, Doc("Over one GPU on one node; null without it.")]
 
 
-@dataclass(frozen=True, slots=True)
-class ProtocolResult:
-    """A benchmark by its own rules: speeds by model, in the order of nodes and GPUs, and missing runs."""
+class ProtocolResult(NamedTuple):
+    """A benchmark by its own rules: by model and cluster what the original script writes, and missing runs."""
 
-    speeds: Mapping[str, tuple[Speed, ...]]
+    results: Mapping[str, Mapping[str, Speed]]
     notes: tuple[str, ...]
-
-    @property
-    def results(self) -> dict[str, dict[str, Speed]]:
-        """The object that the original script writes to its result file."""
-        return {model: {str(speed.cluster): speed for speed in speeds} for model, speeds in self.speeds.items()}
 
 
 def mxnet_bert(runs: Sequence[ProtocolRun]) -> ProtocolResult:
@@ -60,7 +54,7 @@ def deepspeed(runs: Sequence[ProtocolRun]) -> ProtocolResult:
     """DeepSpeed: its SamplesPerSec, which is the mean since the third iteration; fails without a long run."""
     result = _apply_protocol(runs, _average_samples_per_s)
     note = "SamplesPerSec is a running mean, so the protocol averages means that all include the warm-up"
-    return ProtocolResult(result.speeds, (*result.notes, note))
+    return ProtocolResult(result.results, (*result.notes, note))
 
 
 @dataclass(slots=True)
@@ -91,11 +85,14 @@ def _apply_protocol(
         if run.run in configuration.speeds:
             notes.append(f"{run.path}: a second log of {run.model} {run.cluster} is run {run.run}; only one counts")
         configuration.speeds[run.run] = speed
-    speeds = {model: tuple(_summarize_model(model, configurations, notes)) for model, configurations in models.items()}
-    speeds = {model: model_speeds for model, model_speeds in speeds.items() if model_speeds}
-    if not speeds:
+    results = {
+        model: {str(speed.cluster): speed for speed in _summarize_model(model, configurations, notes)}
+        for model, configurations in models.items()
+    }
+    results = {model: speeds for model, speeds in results.items() if speeds}
+    if not results:
         raise MissingInput(f"no run is longer than the {_WARMUP} iterations that the protocol drops")
-    return ProtocolResult(speeds, tuple(dict.fromkeys(notes)))
+    return ProtocolResult(results, tuple(dict.fromkeys(notes)))
 
 
 def _summarize_model(

@@ -143,8 +143,8 @@ def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], 
 
 def _list_protocol_runs(result: dlperf.ProtocolResult) -> Iterator[ScalingRun]:
     """The runs of a benchmark with the speeds of its protocol."""
-    for model, speeds in result.speeds.items():
-        for speed in speeds:
+    for model, speeds in result.results.items():
+        for speed in speeds.values():
             for run, samples_per_s in speed.runs.items():
                 yield ScalingRun(
                     path=f"{speed.cluster}, run {run}",

@@ -60,7 +60,7 @@ def test_the_published_benchmark_is_reproduced_to_the_digit(tmp_path: Path) -> N
         for run, speed in runs.items():
             write_gluon(tmp_path / case, run, gpus, latencies_for(speed, gpus))
     result = mxnet(tmp_path)
-    assert {str(speed.cluster): dict(speed.runs) for speed in result.speeds["bert"]} == PUBLISHED_RUNS
+    assert {case: dict(speed.runs) for case, speed in result.results["bert"].items()} == PUBLISHED_RUNS
     assert data_of(result) == {"bert": PUBLISHED_RESULT}
     assert result.notes == ("bert 2n8g: 6 runs; the protocol has 7",)
 
@@ -105,7 +105,7 @@ def test_two_batch_sizes_are_not_mixed(tmp_path: Path) -> None:
     write_gluon(tmp_path / "bz48" / "1n1g", 1, 1, ["100.0"] * 200, batch=48)
     with pytest.raises(UsageError, match="batch sizes 32 and 48"):
         mxnet(tmp_path)
-    assert mxnet(tmp_path / "bz48").speeds["bert"][0].batch_size_per_device == 48
+    assert mxnet(tmp_path / "bz48").results["bert"]["1n1g"].batch_size_per_device == 48
 
 
 def test_nothing_to_read_is_wrong_usage(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_too_short_a_deepspeed_log_is_no_not_a_number(tmp_path: Path) -> None:
     write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 198)
     write_deepspeed(tmp_path / "1n1g", 2, ["20.0"] * 50)
     result = deepspeed(tmp_path)
-    assert list(result.speeds["gpt2-small"][0].runs) == [1]
+    assert list(result.results["gpt2-small"]["1n1g"].runs) == [1]
     assert any("no iteration beyond the first 100" in note for note in result.notes)
 
 
@@ -147,7 +147,7 @@ def test_records_glued_on_one_line_are_all_read(tmp_path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-2]) + lines[-2].rstrip("\n") + lines[-1])
     result = mxnet(tmp_path / "mx")
-    assert result.speeds["bert"][0].median_speed == round((99 * 320 + 32000 / 900) / 100, 2)
+    assert result.results["bert"]["1n1g"].median_speed == round((99 * 320 + 32000 / 900) / 100, 2)
     path = tmp_path / "1n1g" / "gpt2-small_b8_fp16_1.log"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:100]) + lines[100].rstrip("\n") + "".join(lines[101:]))
