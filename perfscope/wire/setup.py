@@ -13,6 +13,7 @@ class LoaderRecord:
         workers: Processes that load.
         pin_memory: Whether batches are copied into pinned memory.
         prefetch: Batches that each worker loads ahead; absent without workers.
+        persistent: Whether workers outlive an epoch.
         starts: How often an iteration began.
     """
 
@@ -31,6 +32,7 @@ class DdpRecord:
         find_unused_parameters: It searches each output's graph for parameters that get no gradient.
         bucket_bytes: Largest bucket of gradients.
         gradient_bytes: All gradients that it reduces.
+        tensors: How many there are.
     """
 
     find_unused_parameters: bool
@@ -44,6 +46,8 @@ class OptimizerRecord:
     """The optimizer that was seen to step first.
 
     Attributes:
+        name: Its class.
+        module: The module that defines the class.
         foreach: Its option ``foreach``; absent where it is not set, or the class has none.
         fused: Its option ``fused``; likewise.
         has_fused: Whether the class has the option ``fused``.
