@@ -400,11 +400,26 @@ def activation_bytes(
     # The 16-bit logits are gone where nothing but the loss needs them; Megatron-core keeps them.
     kept_logits = 0 if precision.is_plain_loop or layout.zero == LAST_STAGE else precision.activations
     head = _head_bytes(model, tokens, precision.activations, layout, kept_logits) if stage.has_output else 0
-    if layout.checkpointing is Checkpointing.FULL:
-        layer_inputs = layers * in_flight * residual * model.hidden / split
+    is_selective = layout.checkpointing is Checkpointing.SELECTIVE and attention is Attention.FLASH
+    by_operation = is_selective and precision.is_plain_loop  # Megatron recomputes no more than the attention
+    if by_operation or layout.checkpointing is Checkpointing.FULL:
+        kept = residual * model.hidden / split
+        if by_operation:
+            kept += precision.activations * _kept_results(model) / layout.tensor
         # The logits are freed before the first layer is recomputed.
-        return ceil(tokens * layer_inputs) + max(ceil(tokens * layer), head)
+        return ceil(tokens * layers * in_flight * kept) + max(ceil(tokens * layer), head)
     return ceil(tokens * layers * in_flight * layer) + head
+
+
+def _kept_results(model: Transformer) -> float:
+    """Elements of a token that an average layer keeps with torchtitan's `op`: every second product, and attention.
+
+    These are the query, the value, the gate and the last product (`_op_selective` of torchtitan v0.2.2).
+    """
+    ffn = model.ffn * model.dense_layers
+    if model.experts:
+        ffn += (model.experts.active * model.experts.ffn + model.experts.shared_ffn) * model.experts.layers
+    return model.query_dim + model.kv_heads * model.head_dim + ffn / model.layers + model.hidden + model.value_dim
 
 
 def _tokens(layout: ParallelLayout, seq_len: int) -> int:

@@ -146,9 +146,11 @@ with (ROOT / "fixtures" / "memory" / "peaks.csv").open() as file:
     TRAININGS = {row["training"]: row for row in csv.DictReader(file)}
 
 
-def estimate(row: dict[str, str]) -> MemoryEstimate:
+def read_model(row: dict[str, str]) -> Transformer:
+    if row["model"]:
+        return preset(row["model"])
     hidden = int(row["hidden"])
-    model = Transformer(
+    return Transformer(
         name="gpt",
         layers=int(row["layers"]),
         hidden=hidden,
@@ -161,6 +163,10 @@ def estimate(row: dict[str, str]) -> MemoryEstimate:
         tied=True,
         positions=int(row["seq_len"]) + 1,
     )
+
+
+def estimate(row: dict[str, str]) -> MemoryEstimate:
+    model = read_model(row)
     layout = ParallelLayout(
         data=int(row["data"]),
         tensor=1,
