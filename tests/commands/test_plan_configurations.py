@@ -159,6 +159,15 @@ def test_a_calibration_says_how_far_its_steps_are_from_the_prediction(tmp_path: 
     assert "gpus is -8" in told
 
 
+def test_a_ceiling_of_the_machine_limits_what_steps_reach() -> None:
+    """The H200 of this file multiplies at 0.79 of its peak: less than the constants say."""
+    words = ("plan", "--model", "llama3-8b", "--gpus", 2, "--gpu", "h200-sxm", "--seq-len", 2048, "--gbs", 16, "--why")
+    limited = ask(*words, "--calibrate", ROOT / "fixtures" / "modules" / "ceiling.json").stdout
+    assert "No share of a peak is higher than `perfscope doctor --ceiling` measured" in limited
+    assert "products 0.791" in limited
+    assert "products 0.84" in ask(*words).stdout
+
+
 def test_what_was_never_measured_says_so_and_has_a_wide_interval() -> None:
     words = ("plan", "--gpus", 64, "--seq-len", 4096, "--gbs", 256)
     for model, gpu, factor in (("llama3-8b", "b200-sxm", 1.57), ("mixtral-8x7b", "h100-sxm", 2)):
