@@ -26,6 +26,8 @@ from perfscope.tables.step_time import MeasuredStep, StepSetup, StepTerms
 
 #: What software that is not tuned may take.
 _UNTUNED = {"host_s": 2e-3, "gather_host_s": 5e-3, "weight_bytes": 20.0}
+#: A row so many times farther off than configurations differ by says little of those beside it.
+_STRAY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class Calibration:
         whole = spread()["local"] ** 2 + spread()["common"] ** 2
         wider = max(1, (log1p(stack.error) / quantile) ** 2 / whole)  # far away as wide as without a calibration
         shared = wider * _covariance(asked, known)
-        inverse = np.linalg.inv(wider * _covariance(known, known) + spread()["run"] ** 2 * np.eye(len(known)))
+        doubt = spread()["run"] ** 2 + np.where(left**2 > _STRAY**2 * wider * whole, left**2, 0)
+        inverse = np.linalg.inv(wider * _covariance(known, known) + np.diag(doubt))
         variance = np.maximum(wider * whole - ((shared @ inverse) * shared).sum(axis=1), 0) + spread()["run"] ** 2
         variance *= max(1, left @ inverse @ left / len(left))  # rows that differ by more than was expected
         return np.exp(shared @ inverse @ left), np.expm1(quantile * np.sqrt(variance))
