@@ -105,6 +105,11 @@ class StateBytes:
     is_eager: bool = False
 
     @property
+    def sent(self) -> int:
+        """Bytes of a gradient as replicas send it: in fp32 where 16 bits are added to that."""
+        return min(self.gradients, 4)
+
+    @property
     def checkpoint(self) -> int:
         """Bytes per parameter in a checkpoint: weights and optimizer; gradients are not saved."""
         return self.weights + self.optimizer
@@ -292,14 +297,14 @@ def find_stage(
         return Stage(0, model.layers, layout.in_flight, has_embedding=True, has_output=True)
     layers, output = [ceil(model.layers / stages)] * stages, stages - 1
     if is_balanced:
-        layers, output = _balance(model, stages)
+        layers, output = balance_stages(model, stages)
     if end is PipelineEnd.FIRST:
         return Stage(0, layers[0], layout.in_flight, has_embedding=True, has_output=output == 0)
     in_flight = min(stages - output, layout.micro_batches or stages)
     return Stage(output, layers[output], in_flight, has_embedding=output == 0, has_output=True)
 
 
-def _balance(model: Transformer, stages: int) -> tuple[list[int], int]:
+def balance_stages(model: Transformer, stages: int) -> tuple[list[int], int]:
     """The layers of each stage, and the stage of the output layer, where stages are of equal cost."""
     cost = layer_weights(model, model.experts.active if model.experts else 0)
     whole = cost + embedding_parameters(model)

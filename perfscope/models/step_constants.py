@@ -31,6 +31,8 @@ class StepConstants(NamedTuple):
         network_latency_s: The same between nodes.
         host_s: To launch one pass of one layer.
         gather_host_s: To launch the gathers and the reduction of one layer's weights with ZeRO 3.
+        pipeline_host_s: To launch one layer of nanotron, for each tensor-parallel rank, where a pipeline spans nodes.
+        bucket_latency_s: To reduce one bucket of gradients, for each further replica.
         step_s: Of each step, whatever is in it.
         overlap: Share of the computation behind which gradients and shards travel.
     """
@@ -48,6 +50,8 @@ class StepConstants(NamedTuple):
     network_latency_s: float
     host_s: float
     gather_host_s: float
+    pipeline_host_s: float
+    bucket_latency_s: float
     step_s: float
     overlap: float
 
@@ -70,6 +74,7 @@ class Stack:
     ``zero`` are the stages that it was measured with. ``error`` is the relative error that 90 % of the rows stay below
     that were not used to fit, also of other tuned software. For another GPU than ``gpus``, and for mixtures of experts,
     it is that of ``[elsewhere]``. ``tables`` name the sources of the rows in ``fixtures/published/step_times.csv.gz``.
+    ``software`` is what alone it holds for; "" where for all that have no stack of their own.
     """
 
     name: str
@@ -79,6 +84,7 @@ class Stack:
     error: float
     source: str
     tables: tuple[str, ...]
+    software: str = ""
     is_measured: bool = True
 
 
@@ -99,6 +105,7 @@ def stacks() -> tuple[Stack, ...]:
             entry["error"],
             entry["source"],
             tuple(entry["tables"]),
+            entry.get("software", ""),
         )
         for entry in _document()["stack"]
     )
@@ -121,9 +128,10 @@ def spread() -> Mapping[str, float]:
     return dict(_document()["spread"]["values"])
 
 
-def find_stack(gpu: Gpu, zero: int, *, has_experts: bool = False) -> Stack:
-    """The stack of a GPU and a stage of ZeRO; for a GPU without rows, or a mixture of experts, the nearest."""
-    fitting = [stack for stack in stacks() if zero in stack.zero]
+def find_stack(gpu: Gpu, zero: int, software: str = "", *, has_experts: bool = False) -> Stack:
+    """The stack of a GPU, a stage of ZeRO and software; the nearest for a mixture of experts, or without rows."""
+    named = [stack for stack in stacks() if zero in stack.zero and stack.software == software]
+    fitting = named or [stack for stack in stacks() if zero in stack.zero and not stack.software]
     elsewhere = _document()["elsewhere"]
     near = fitting[-1] if gpu.dense_16bit_tflops > elsewhere["newer_above_tflops"] else fitting[0]
     own = next((stack for stack in fitting if gpu.name in stack.gpus), None)

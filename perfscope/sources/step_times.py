@@ -20,7 +20,7 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.transformer import Transformer, require_consistent
 from perfscope.sources.models.presets import find_preset
-from perfscope.tables.step_time import MeasuredStep, MeasuredSteps, StepSetup, StepTerms
+from perfscope.tables.step_time import NANOTRON, MeasuredStep, MeasuredSteps, StepSetup, StepTerms
 
 _REQUIRED = ("gpu", "gpus", "seq_len", "micro_batch", "gbs", "step_s")
 _DIMENSIONS = ("layers", "hidden", "heads", "vocabulary")
@@ -138,6 +138,7 @@ def parse_row(line: Mapping[str, str | None], source: str) -> MeasuredStep:
         is_eager=text("attention") == "eager",
         sequence_parallel=text("sequence_parallel") == "1",
         gradient_bytes=int(text("gradient_bytes")),
+        software=NANOTRON if source == NANOTRON else "",
         network_gb_s=float(text("network_gb_s")) if text("network_gb_s") else None,
     )
     find_gpu(setup.gpu).peak_tflops(setup.dtype)  # refuses a GPU or a data type that has no peak

@@ -9,6 +9,9 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer
 from perfscope.tables.ceiling import Ceiling
 
+#: Software with stages of equal cost, and constants of its own.
+NANOTRON = "nanotron"
+
 
 @dataclass(frozen=True, slots=True)
 class StepSetup:
@@ -21,6 +24,7 @@ class StepSetup:
         micro_batch: Sequences of one forward pass, of which a step has ``micro_batches`` one after another.
         is_eager: The attention matrix is written to memory.
         gradient_bytes: Of one gradient, as it is sent.
+        software: ``NANOTRON``, whose steps differ from those of other software; "" for all others.
         network_gb_s: Of one GPU to other nodes, in 10**9 bytes/s and direction; None: as in the GPU's usual node.
     """
 
@@ -41,6 +45,7 @@ class StepSetup:
     is_eager: bool = False
     sequence_parallel: bool = False
     gradient_bytes: int = 2
+    software: str = ""
     network_gb_s: float | None = None
 
     @property

@@ -10,18 +10,19 @@ behind the computation as far as the stack overlaps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, sqrt
 from types import SimpleNamespace
 
 import numpy as np
 
-from perfscope.analyzers.plan import LAST_STAGE
+from perfscope.analyzers.plan import LAST_STAGE, balance_stages
 from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.models.parameter_counts import embedding_parameters, expert_split, layer_weights
 from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
-from perfscope.tables.step_time import StepSetup, StepTerms
+from perfscope.tables.step_time import NANOTRON, StepSetup, StepTerms
 
 #: The terms of a step, in the order of ``Predictor.terms_ns``.
 TERMS = (
@@ -50,6 +51,7 @@ COMMUNICATION = tuple(
 PRODUCTS, BUBBLE = TERMS.index("matrix products"), TERMS.index("pipeline bubble")
 _BYTES = 2  # of an activation or weight in 16 bits, for which the counts are
 _FORWARD_AND_BACKWARD = FORWARD_AND_BACKWARD // FORWARD
+_BUCKET_BYTES = 25e6  # that PyTorch's DDP reduces at once
 
 
 class Predictor:
@@ -87,6 +89,8 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     operations = selective and not setup.is_eager  # no attention matrix to recompute: torchtitan's `op`
     split = expert_split(setup.tensor, setup.expert)
     stage_shared, stage_routed = _stage_parameters(setup, split)
+    most, last = _list_layers(setup)
+    is_spread = setup.tensor > 1 and setup.pipeline > 1 and setup.gpus > node.gpus
     replicas = setup.data * setup.context
     expert_replicas = replicas * setup.tensor / split
     stepped = stage_shared / replicas + stage_routed / expert_replicas if setup.zero else stage_shared + stage_routed
@@ -95,6 +99,9 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "micro_batches": setup.micro_batches,
         "span": seen / model.layers,  # earlier tokens that attention sees, twice as many as are not masked
         "layers": model.layers,
+        "most_layers": most,
+        "last_layers": last,
+        "spread_tensor": is_spread * setup.tensor * sqrt(max(1, setup.tensor / node.gpus)),  # as published rows do
         "hidden": model.hidden,
         "heads": model.heads,
         "head_dims": model.query_dim + model.value_dim,
@@ -120,6 +127,7 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "replicas": replicas,
         "expert_replicas": expert_replicas,
         "zero": setup.zero,
+        "reduces_all": setup.software == NANOTRON,
         "recomputes": full,
         "recomputes_operators": full or operations,
         "recomputes_products": step_counts()["selective_products"] if operations else full,
@@ -136,6 +144,15 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "network_bytes": (setup.network_gb_s or node.network_gb_s) * GIGA,
         "node_gpus": node.gpus,
     }
+
+
+def _list_layers(setup: StepSetup) -> tuple[int, int]:
+    """The layers of the fullest stage and of the one with the output layer, which has one less if they differ."""
+    if setup.software == NANOTRON:
+        layers, output = balance_stages(setup.model, setup.pipeline)
+        return max(layers), layers[output]
+    most = ceil(setup.model.layers / setup.pipeline)
+    return most, most - (setup.model.layers % setup.pipeline > 0)
 
 
 def _stage_parameters(setup: StepSetup, split: int) -> tuple[float, float]:
@@ -163,7 +180,8 @@ def _exchange(c: SimpleNamespace, k: StepConstants, size: Float64 | float) -> Fl
     """Seconds in which replicas gather or reduce ``size`` bytes of each parameter; experts have fewer replicas."""
     experts = _collective(c, k, size * c.stage_routed, c.expert_replicas, c.expert_split)
     shared = _collective(c, k, size * c.stage_shared, c.replicas, c.tensor)
-    return np.asarray(shared + (c.stage_routed > 0) * experts, np.float64)
+    buckets = size * c.stage_shared / _BUCKET_BYTES * k.bucket_latency_s * (c.replicas - 1)
+    return np.asarray(shared + (c.stage_routed > 0) * experts + buckets, np.float64)
 
 
 def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
@@ -186,12 +204,13 @@ def _dispatch(c: SimpleNamespace, k: StepConstants, size: Float64) -> Float64:
 def _share_weights(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     """Seconds in which weights and gradients travel between replicas: for each micro-batch, and once a step.
 
-    ZeRO 2 reduces gradients of each micro-batch, ZeRO 3 also gathers weights twice.
+    ZeRO 2 reduces gradients of each micro-batch, ZeRO 3 also gathers weights twice. With ZeRO 1 nanotron reduces all
+    gradients for all replicas (``training_step`` in src/nanotron/trainer.py).
     """
     stage, full = _exchange(c, k, _BYTES), _exchange(c, k, c.gradient_bytes * c.trained)
     zero = c.zero.astype(int)
     each = np.choose(zero, [0 * stage, 0 * stage, stage, 3 * stage])
-    return each, np.choose(zero, [2 * full, full + stage, stage, 0 * stage])
+    return each, np.choose(zero, [2 * full, (1 + c.reduces_all) * full + stage, stage, 0 * stage])
 
 
 def _hop(c: SimpleNamespace, k: StepConstants, states: Float64) -> Float64:
@@ -244,15 +263,14 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
     device = product_passes * products + passes * operators + attention_passes * attention + again
     device = device + within + across + routing
     launching = k.host_s * (passes + c.recomputes_operators) + k.gather_host_s * (c.zero >= LAST_STAGE)
+    launching = launching + k.pipeline_host_s * c.spread_tensor
     launching_head = passes * counts["head_launches"] * k.host_s
     layer = _longer(device, launching)
     head_products = passes * multiply(c.logits * c.hidden)
     loss = passes * c.tokens * c.logits / c.tensor * counts["logit_bytes"] / memory
     head = _longer(head_products + loss, launching_head)
-    # Of the last stage, for which all others wait. Where layers do not fill the stages, it has one less.
-    is_short = c.layers % c.pipeline > 0
-    layers = np.ceil(c.layers / c.pipeline) - is_short
-    ahead = is_short * np.maximum(layer - head, 0)  # of what the other stages take for that layer
+    layers = c.last_layers  # of the stage with the output layer, for which all others wait
+    ahead = np.maximum((c.most_layers - layers) * layer - head, 0)  # of what the fullest stage takes for more layers
     streaming = c.memory_bytes * k.optimizer
     weights = (c.stage_shared + c.stage_routed) * k.weight_bytes / streaming
     slot = layers * layer + head + ahead + weights
@@ -269,7 +287,7 @@ def _predict(c: SimpleNamespace, k: StepConstants) -> tuple[Float64, Float64]:
         "context-parallel communication": per_layer * across,
         "expert-parallel communication": per_layer * routing,
         "host": per_layer * (layer - device),
-        "pipeline bubble": (c.pipeline - 1) / c.virtual * (layers + is_short) * layer + m * ahead,
+        "pipeline bubble": (c.pipeline - 1) / c.virtual * c.most_layers * layer + m * ahead,
         "pipeline communication": _hop(c, k, states),
         "sharded weights and gradients": m * each,
         "gradients": once,

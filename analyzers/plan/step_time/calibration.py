@@ -114,7 +114,7 @@ def _limit(start: StepConstants, gpu: Gpu, ceiling: Ceiling) -> StepConstants:
 
 def stack_of(setup: StepSetup) -> Stack:
     """The stack whose constants a configuration starts from."""
-    return find_stack(find_gpu(setup.gpu), setup.zero, has_experts=setup.model.experts is not None)
+    return find_stack(find_gpu(setup.gpu), setup.zero, setup.software, has_experts=setup.model.experts is not None)
 
 
 def _positions(setups: Sequence[StepSetup]) -> Float64:
@@ -147,10 +147,12 @@ def _covariance(first: Float64, second: Float64) -> Float64:
 
 
 @cache
-def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: float | None = None) -> StepConstants:
+def fit_constants(
+    rows: tuple[MeasuredStep, ...], start: StepConstants, row: float | None = None, loss: str = "soft_l1"
+) -> StepConstants:
     """The most probable constants for some rows; single rows far off count little.
 
-    ``row`` is the error of a row as a logarithm, unless as of a calibration.
+    ``row`` is the error of a row as a logarithm, unless as of a calibration. ``loss`` is one of ``least_squares``.
     """
     predictor = Predictor([row.setup for row in rows])
     measured = np.log([row.seconds for row in rows])
@@ -162,14 +164,15 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: flo
     term_doubt = np.broadcast_to(kinds[:, None], terms.shape)[is_known]
     log_terms = np.log(terms + least)[is_known]
 
-    values = np.array(start)
+    names = np.array([name for name, value in start._asdict().items() if value])  # what software lacks stays 0
+    values = np.array([getattr(start, name) for name in names])
     wide = spread() if row or is_known.any() else {}  # many rows and kernels tell apart what few times do not
-    width = np.array([wide.get(name, spread()["constant"]) for name in StepConstants._fields])
-    is_share = np.array([name in SHARES for name in StepConstants._fields])
+    width = np.array([wide.get(name, spread()["constant"]) for name in names])
+    is_share = np.array([name in SHARES for name in names])
 
     def at(logs: Float64) -> StepConstants:
         odds = np.exp(logs)
-        return StepConstants(*np.where(is_share, odds / (1 + odds), odds))
+        return start._replace(**dict(zip(names, np.where(is_share, odds / (1 + odds), odds), strict=True)))
 
     first = np.log(np.where(is_share, values / (1 - values), values))
 
@@ -181,7 +184,6 @@ def fit_constants(rows: tuple[MeasuredStep, ...], start: StepConstants, row: flo
 
     starts = [first]
     if row is None:  # the longer of kernels and launching hides what is known of the other: start on several sides
-        names = np.array(StepConstants._fields)
         starts += [np.where(names == name, np.log(value), first) for name, value in _UNTUNED.items()]
-    fits = [least_squares(residuals, logs, loss="soft_l1", ftol=1e-5) for logs in starts]
+    fits = [least_squares(residuals, logs, loss=loss, ftol=1e-5) for logs in starts]
     return at(min(fits, key=lambda fit: fit.cost).x)

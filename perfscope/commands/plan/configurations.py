@@ -111,10 +111,12 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     if inputs.peak.peak is not None:
         raise UsageError("steps are predicted by the peak of --gpu's datasheet", hint="leave out --peak")
     measured = read_measured(inputs.steps.calibrate or (), shape, inputs, gpu)
-    stack = find_stack(gpu, inputs.layout.zero or 0, has_experts=shape.experts is not None)
+    stack = find_stack(gpu, inputs.layout.zero or 0, inputs.software, has_experts=shape.experts is not None)
     calibration = Calibration(measured.rows, measured.ceiling, stack)
     checked = check_each_by_others(measured.rows) if measured.rows else None
     layouts = list(possible_batches(inputs, shape, gpu, gbs))
+    if inputs.software:
+        layouts = [one for one in layouts if one.virtual == 1 and one.zero in stack.zero]
     estimates = [estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in layouts]
     likely = [(memory, memory.fit_probability(gpu.memory_bytes)) for memory in estimates]
     fitting = [(memory, probability) for memory, probability in likely if probability >= _LIKELY]
@@ -158,7 +160,8 @@ def to_setup(inputs: PlanInputs, layout: ParallelLayout, shape: Transformer, gpu
         checkpointing=layout.checkpointing,
         is_eager=inputs.memory.attention is Attention.EAGER,
         sequence_parallel=layout.sequence_parallel,
-        gradient_bytes=inputs.precision(dtype).gradients,
+        gradient_bytes=inputs.precision(dtype).sent,
+        software=inputs.software,
         network_gb_s=inputs.steps.network,
     )
 

@@ -199,7 +199,8 @@ def _measure(
         checkpointing=inputs.checkpointing,
         is_eager=inputs.memory.attention is Attention.EAGER,
         sequence_parallel=True,  # as all configurations of a list
-        gradient_bytes=inputs.precision(dtype).gradients,
+        gradient_bytes=inputs.precision(dtype).sent,
+        software=inputs.software,
         network_gb_s=inputs.steps.network,
     )
     if setup.gpus != gpus or setup.gbs != gbs:

@@ -20,6 +20,7 @@ from perfscope.commands.options import require_positive, spell_option
 from perfscope.constants import S_PER_DAY
 from perfscope.errors import UsageError
 from perfscope.models.conventions import DEFAULT_SEQ_LEN, Checkpointing
+from perfscope.tables.step_time import NANOTRON
 from perfscope.units import parse_tokens
 
 _duration, _layout, _memory, _steps = (
@@ -94,7 +95,7 @@ class MemoryOptions(NamedTuple):
         StatePrecision | None,
         _memory(
             help="Training precision: of weights, gradients and optimizer; megatron is mixed with fp32 gradients, "
-            "nanotron has 16-bit ones beside them.",
+            "nanotron has 16-bit ones beside them, and steps of its own.",
             show_default="fp32 with --dtype fp32 or tf32, else mixed",
         ),
     ] = None
@@ -176,6 +177,11 @@ class PlanInputs:
     def checkpointing(self) -> Checkpointing:
         """Which activations are recomputed, with the default."""
         return self.training.checkpointing or DEFAULT_CHECKPOINTING
+
+    @property
+    def software(self) -> str:
+        """The software whose steps are predicted, if it has constants of its own; else ""."""
+        return NANOTRON if self.memory.states is StatePrecision.NANOTRON else ""
 
     def states(self, dtype: str) -> StatePrecision:
         """The training precision, with the default for a data type."""

@@ -40,14 +40,20 @@ def rows_of(stack: str) -> list[MeasuredStep]:
     return [row for row in published().rows if row.source in found.tables and stack_of(row.setup) == found]
 
 
-@pytest.mark.parametrize("stack", HELD_OUT)
+NANOTRON = "nanotron on H100"
+
+
+@pytest.mark.parametrize("stack", [*HELD_OUT, NANOTRON])
 def test_the_constants_are_what_every_second_model_gives(stack: str) -> None:
     start = prior_constants()
     stated = next(one for one in stacks() if one.name == stack).constants
     is_set = SET.get(stack, ())  # what its rows do not show
     start = start._replace(**{name: getattr(stated, name) for name in is_set})
+    loss = "soft_l1"
+    if stack == NANOTRON:  # a quarter of its rows is far off
+        start, loss = start._replace(pipeline_host_s=1e-3, bucket_latency_s=1e-6), "cauchy"
     used, _ = split_models(rows_of(stack))
-    fitted = fit_constants(tuple(used), start, spread()["stack_row"])
+    fitted = fit_constants(tuple(used), start, spread()["stack_row"], loss)
     for name, value in fitted._asdict().items():
         assert value == pytest.approx(getattr(stated, name), rel=0.02), name
 
@@ -58,6 +64,24 @@ def test_rows_that_no_constant_saw_are_predicted(stack: str, limits: tuple[int, 
     errors = compare(unused, Calibration())
     assert (errors.rows, errors.median <= limits[1], errors.within_15 >= limits[2]) == (limits[0], True, True)
     assert errors.covered >= 0.85  # of an interval for 90 %
+
+
+def test_nanotron_is_predicted_in_the_faster_of_its_two_modes() -> None:
+    """One configuration took 19.0 and 88.9 s, and no column says why: a slot takes what is predicted or 1 s more."""
+    rows = rows_of(NANOTRON)
+    assert {18.9997, 88.9227} <= {
+        row.seconds for row in rows if (row.setup.model.layers, row.setup.tensor, row.setup.data) == (32, 8, 2)
+    }
+    _, unused = split_models(rows)
+    errors = compare(unused, Calibration())
+    assert (errors.rows, errors.median < 0.12) == (728, True)
+    deep = [row for row in unused if row.setup.pipeline >= 4 and row.setup.tensor <= 8]
+    slots = np.array([row.setup.micro_batches + row.setup.pipeline - 1 for row in deep])
+    more = np.array([row.seconds for row in deep]) - Calibration().predict([row.setup for row in deep]).seconds
+    is_slow = more / slots > 0.6
+    assert (len(deep), is_slow.sum(), bool((more[~is_slow] / slots[~is_slow]).max() < 0.15)) == (248, 83, True)
+    errors = compare([row for row, slow in zip(deep, is_slow, strict=True) if not slow], Calibration())
+    assert (errors.median < 0.1, errors.covered > 0.9) == (True, True)
 
 
 @pytest.mark.parametrize(("gpu", "before", "after"), [("h100-sxm", 0.25, 0.04), ("a100-80", 0.07, 0.04)])
