@@ -4,6 +4,7 @@ Columns: ``gpu``, ``gpus``, ``seq_len``, ``micro_batch``, ``gbs`` and ``step_s``
 ``model``, or ``layers``, ``hidden``, ``heads``, ``vocabulary`` and, where they differ from a GPT's, ``kv_heads``,
 ``ffn``, ``mlp_matrices``, ``tied``. Where they differ from 1 ``tp``, ``pp``, ``virtual_stages``, ``cp``, ``ep``,
 ``zero``; and what ``_OPTIONAL`` lists. ``products_s`` and so on are the seconds of ``StepTerms``. Others are not read.
+Where ``source`` is nanotron, its constants predict the row.
 """
 
 from __future__ import annotations

@@ -43,6 +43,17 @@ def test_sharding_is_compared_within_one_software_as_tuned_software_took() -> No
     assert alone["step_s"] > 1.2 * sharded["step_s"]  # Composer
 
 
+def test_nanotron_is_planned_as_it_ran() -> None:
+    """8B on 64 H100: the fastest of 72 layouts, TP 1 and PP 2 with ZeRO 1, took 2.50 s, TP 2 took 2.51 s."""
+    words = ("plan", "--model", "nanotron-8b", "--gpus", 64, "--gpu", "h100-sxm", "--seq-len", 4096, "--gbs", 256)
+    found = answer(*words, "--states", "nanotron", "--checkpointing", "none")["configurations"]
+    assert {one["zero"] for one in found} <= {0, 1}
+    assert {one["virtual_stages"] for one in found} == {1}
+    steps = {(one["tp"], one["pp"], one["micro_batch"]): one["step_s"] for one in found}
+    assert steps[1, 2, 1] == pytest.approx(2.50, rel=0.05)
+    assert min(steps.values()) == pytest.approx(2.50, rel=0.08)
+
+
 def test_layers_that_do_not_divide_are_spread_as_llama_3_405b_was() -> None:
     """126 layers on 16 stages; 430 TFLOPs per GPU of 8,192 H100 (arXiv 2407.21783, table 4) are 12.1 s a step."""
     words = ("plan", "--model", "llama3-405b", "--gpus", 8192, "--gpu", "h100-sxm", "--seq-len", 8192, "--gbs", 2048)
