@@ -44,7 +44,7 @@ def table() -> str:
 def kept_runs() -> list[Path]:
     """The folders of all runs, by their names."""
     names = sorted({path.name.removesuffix(".tar.gz") for path in RUNS.iterdir() if path.suffix != ".md"})
-    return [kept_run(RUNS / name) for name in names]
+    return [run.parent for name in names for run in sorted(kept_run(RUNS / name).glob("**/truth.json"))]
 
 
 def _rows(run: Path) -> Iterator[tuple[str | float | None, ...]]:
