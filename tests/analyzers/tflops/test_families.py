@@ -133,7 +133,7 @@ def test_the_closed_form_of_a_model_that_it_does_not_describe_is_named() -> None
 
 
 def test_a_plan_has_no_memory_for_layers_whose_activations_are_not_known() -> None:
-    assert "Mamba-2" in refused("plan", "--model", "nemotron-h-8b", "--gpus", 8, "--gpu", "h100-sxm")
+    assert "delta rule" in refused("plan", "--model", "qwen3-next-80b-a3b", "--gpus", 64, "--gpu", "h100-sxm")
 
 
 def test_the_formula_of_frozen_weights_gives_their_figure() -> None:
