@@ -287,8 +287,9 @@ def _parse_dimensions(words: list[str]) -> dict[str, int]:
         if name in _FLAGS and not value:
             name, number = _FLAGS[name]
         elif name not in _NUMBERS:
-            known = ", ".join((*_NUMBERS, *_FLAGS))
-            raise UsageError(f"--model: {word!r} is no dimension of a model", hint=f"dimensions: {known}")
+            numbers, flags = ", ".join(name for name in _NUMBERS if name not in _FLAGS), ", ".join(_FLAGS)
+            hint = f"dimensions: {numbers}; without a number: {flags}"
+            raise UsageError(f"--model: {word!r} is no dimension of a model", hint=hint)
         elif not _COUNT.fullmatch(value) or int(value) < (0 if name in _MAY_BE_ZERO else 1):
             raise UsageError(f"--model: {name} must be at least 1 and below 10**12, not {value or 'nothing'}")
         else:

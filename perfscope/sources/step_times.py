@@ -48,7 +48,7 @@ def read_step_times(path: Path) -> MeasuredSteps:
     """Read the rows that have a step time; the others are configurations that did not run.
 
     Raises:
-        SourceError: The file cannot be read, or lacks a column.
+        SourceError: The file cannot be read, or lacks a column or a step time.
     """
     try:
         content = path.read_bytes()
@@ -75,6 +75,8 @@ def read_step_times(path: Path) -> MeasuredSteps:
             rows.append(parse_row(line, source))
         except (UsageError, ValueError, ZeroDivisionError) as error:
             refused.append((source, f"line {lines.line_num}: {error}"))
+    if not rows and not refused:
+        raise SourceError(path, "has no row with a step time")
     return MeasuredSteps(tuple(rows), tuple(refused))
 
 

@@ -219,7 +219,7 @@ _COLUMNS = (
 
 def _list_section(ranking: Ranking) -> Section:
     if not ranking.configurations:
-        none = f"None of {ranking.tried} fits: more GPUs or a larger batch are needed."
+        none = f"None of {ranking.tried} fits: more or larger GPUs are needed, or a batch that more of them share."
         uneven = "None is listed: the replicas would have unequal shares of the batch."
         return Section(_TITLE, notes=(none if ranking.tried else uneven,))
     stack = ranking.calibration.stack_of(ranking.configurations[0].setup)
@@ -230,7 +230,7 @@ def _list_section(ranking: Ranking) -> Section:
     elif not stack.is_measured:
         source = f"Not calibrated, so the interval is wide. Constants: {stack.name}, by the ratio of the peaks."
     notes = [
-        f"The fastest of each TP, PP, CP and EP; {ranking.tried} configurations were tried.",
+        f"The fastest of each TP, PP, CP and EP; {format_count(ranking.tried, 'configuration')} tried.",
         f"The title names the fastest that fits with {TIGHT:.0%} or more, if one does. Tight ones fit with "
         f"{_LIKELY:.0%} to {TIGHT:.0%}. All split along the sequence where TP splits.",
         "The interval holds nine of ten steps of tuned software. Communication is what no computation hides.",

@@ -19,7 +19,7 @@ from perfscope.commands.model import choose_logged_model
 from perfscope.commands.plan.options import PlanInputs
 from perfscope.constants import NS_PER_S, US_PER_S
 from perfscope.engine.run import Plan, analyze
-from perfscope.errors import MissingInput, PerfscopeError, UsageError
+from perfscope.errors import MissingInput, PerfscopeError, SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, lookup_gpu
 from perfscope.models.transformer import Transformer
@@ -56,6 +56,8 @@ def read_measured(paths: Sequence[str], shape: Transformer, inputs: PlanInputs, 
         if is_step_table(path):
             found.append(read_step_times(path))
             continue
+        if path.is_dir() and not is_run(path):
+            raise SourceError(path, "is a folder, and no run of perfscope profile")
         try:
             read = _read_run if is_run(path) else _read_log
             found.append(MeasuredSteps((read(path, shape, inputs, gpu),)))
