@@ -152,6 +152,7 @@ def test_expert_parallelism_spreads_the_experts_alone() -> None:
         (("--model", "13B", "--gpus", 6, "--cp", 4), "groups of 1 x 1 x 4"),
         (("--model", "13B", "--gpus", 3, "--cp", 3), "1024 tokens does not divide over 3"),
         (("--model", "13B", "--gpus", 8, "--pp", 4, "--virtual-stages", 3), "4 x 3 virtual stages"),
+        (("--model", "13B", "--gpus", 8, "--virtual-stages", 2), "--virtual-stages 2 is given without a pipeline"),
         (("--model", "13B", "--gpus", 8, "--gbs", 12, "--micro-batch", 2), "micro-batches of 2 on 8"),
         (("--model", "13B", "--gpus", 4, "--ep", 2), "without experts"),
         (("--model", "mixtral-8x7b", "--gpus", 4, "--ep", 3), "do not divide"),

@@ -25,7 +25,9 @@ def test_the_layout_that_nvidia_chose_is_the_fastest_that_fits_and_takes_what_it
     best = next(one for one in found if one["fit_probability"] >= 0.9)
     assert [best[degree] for degree in ("tp", "pp", "cp", "zero", "micro_batch")] == [4, 4, 2, 1, 1]
     assert [one["step_s"] for one in found] == sorted(one["step_s"] for one in found)
-    (own,) = answer(*LLAMA, *NVIDIA, "--checkpointing", "none")["configurations"]
+    answered = answer(*LLAMA, *NVIDIA, "--checkpointing", "none")
+    (own,), (memory,) = answered["configurations"], answered["memory"]
+    assert own["reserved_bytes"] == memory["reserved_bytes"]
     assert own["step_s"] == pytest.approx(14.61, rel=0.05)
     assert own["interval_s"][0] < 14.61 < own["interval_s"][1]
     assert own["mfu"] == pytest.approx(0.5452 * 14.61 / own["step_s"], rel=0.08)  # by NVIDIA's own count of operations
@@ -61,6 +63,15 @@ def test_layers_that_do_not_divide_are_spread_as_llama_3_405b_was() -> None:
     assert (fastest["tp"], fastest["pp"]) == (8, 16)
     assert fastest["interval_s"][0] < 12.1 < fastest["interval_s"][1]
     assert all(one["step_s"] / fastest["step_s"] > 1.05 for one in others if one["pp"] == 64)  # two layers a stage
+
+
+def test_every_micro_batch_that_divides_is_tried_and_one_replica_shards_nothing() -> None:
+    """nanoGPT trains GPT-2 with 12 sequences in a micro-batch, 480 in a step (its config/train_gpt2.py)."""
+    words = ("plan", "--model", "gpt2-small", "--gpus", 8, "--gpu", "a100-40", "--gbs", 480)
+    found = answer(*words)["configurations"]
+    (nanogpt,) = answer(*words, "--micro-batch", 12, "--tp", 1, "--pp", 1, "--cp", 1)["configurations"]
+    assert found[0]["step_s"] <= nanogpt["step_s"]
+    assert {one["zero"] for one in found if one["dp"] * one["cp"] == 1} == {0}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +217,10 @@ def test_a_table_of_ones_own_is_judged_and_calibrates(tmp_path: Path) -> None:
     assert "the model 'llama9' is unknown" in answered
     path.write_text("gpu,gpus\nh100-sxm,8\n")
     assert "has no column seq_len" in refused("plan", "--calibrate", path, code=1)
+    path.write_text("model,gpu,gpus,seq_len,micro_batch,gbs,step_s\nllama3-8b,h100,8,8192,1,16,\n")
+    assert "has no row with a step time" in refused("plan", "--calibrate", path, code=1)
+    assert "has no row with a step time" in refused(*LLAMA, "--calibrate", path, code=1)
+    assert "is a folder, and no run of perfscope profile" in refused(*LLAMA, "--calibrate", tmp_path, code=1)
 
 
 @pytest.mark.parametrize(

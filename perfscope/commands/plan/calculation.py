@@ -58,9 +58,9 @@ def check_layout(inputs: PlanInputs, model: Transformer) -> None:
     if inputs.seq_len % context:
         raise UsageError(f"a sequence of {inputs.seq_len} tokens does not divide over {context} ranks (--cp)")
     if virtual > 1 and (pipeline == 1 or not _fill_stages(model, pipeline * virtual)):
-        raise UsageError(
-            f"{model.layers} layers do not divide into {pipeline} x {virtual} virtual stages (--pp, --virtual-stages)"
-        )
+        undivided = f"{model.layers} layers do not divide into {pipeline} x {virtual} virtual stages"
+        alone = f"--virtual-stages {virtual} is given without a pipeline"
+        raise UsageError(f"{alone} (--pp)" if pipeline == 1 else f"{undivided} (--pp, --virtual-stages)")
     if model.heads % tensor:
         raise UsageError(f"{model.heads} heads do not divide into {tensor} tensor-parallel ranks")
     if pipeline > model.layers:
@@ -138,18 +138,17 @@ def powers_of_two(most: int) -> Sequence[int]:
 
 
 def possible_batches(inputs: PlanInputs, model: Transformer, gpu: Gpu, gbs: int) -> Iterator[ParallelLayout]:
-    """Every layout with each micro-batch, interleaving, context- and expert-parallel size that a batch allows.
-
-    Tensor parallelism splits along the sequence, too: that costs no bytes and saves memory.
-    """
-    typed = inputs.layout._replace(sequence_parallel=True)
-    inputs = replace(inputs, layout=typed)
+    """Every layout with each micro-batch, interleaving, context- and expert-parallel size that a batch allows."""
+    typed = inputs.layout
     for context in [typed.cp] if typed.cp else powers_of_two(inputs.seq_len // _SHORT_SEQUENCE):
         for tensor, pipeline in possible_degrees(inputs, model, gpu, context) if inputs.seq_len % context == 0 else ():
             data = inputs.gpus // (tensor * pipeline * context)
+            stages = _candidate_stages(inputs, pipeline)
+            if data * context == 1:
+                stages = stages[:1]  # one replica has nothing to shard
             for layout in _spread_batch(inputs, model, gbs, data, pipeline, context):
                 for checkpointing in _candidate_checkpointing(inputs):
-                    for zero in _candidate_stages(inputs, pipeline):
+                    for zero in stages:
                         yield _make_layout(
                             replace(inputs, layout=layout._replace(cp=context)), tensor, pipeline, zero, checkpointing
                         )
@@ -166,7 +165,7 @@ def _spread_batch(
     largest = gbs // data if gbs % data == 0 else 0
     experts, stage_gpus = model.experts.routed if model.experts else 1, inputs.gpus // pipeline
     spread = [typed.ep] if typed.ep else powers_of_two(min(experts, stage_gpus))
-    micro_batches = powers_of_two(largest) if context == 1 else [1]
+    micro_batches = range(1, largest + 1) if context == 1 else [1]
     for micro_batch in [typed.micro_batch] if typed.micro_batch else micro_batches:
         if largest < micro_batch or largest % micro_batch:
             continue
@@ -284,7 +283,12 @@ class TrainingPlan:
 
 
 def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPlan:
-    """Compute the plan; UsageError where degrees do not divide, or the convention needs dimensions that are unknown."""
+    """Compute the plan; UsageError where degrees do not divide, or the convention needs dimensions that are unknown.
+
+    Where configurations are listed tensor parallelism splits along the sequence, too: it costs no bytes, saves memory.
+    """
+    if inputs.layout.gbs is not None and peak.gpu is not None:
+        inputs = replace(inputs, layout=inputs.layout._replace(sequence_parallel=True))
     shape, shape_note = (choice.transformer, "") if choice.transformer else assume_shape(choice.active_parameters)
     check_layout(inputs, shape)
     convention, target = find_convention(inputs, choice, inputs.target.convention), inputs.target
