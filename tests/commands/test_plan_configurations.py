@@ -114,6 +114,7 @@ def test_options_restrict_the_list_and_the_terms_are_the_step() -> None:
     assert "tensor-parallel communication" in text
     assert "NVIDIA/dgxc-benchmarking" in text
     assert "1T tokens take 164.4 days" in ask(*LLAMA, "--tokens", "1T").stdout  # NVIDIA states 161.3
+    assert "In 164.4 days the title's configuration trains 1T tokens" in ask(*LLAMA, "--days", 164.4).stdout
 
 
 def test_the_title_names_the_fastest_that_surely_fits() -> None:

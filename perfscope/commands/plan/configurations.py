@@ -13,7 +13,7 @@ from perfscope.analyzers.plan.step_time.calibration import Calibration
 from perfscope.analyzers.plan.step_time.judgement import Errors, check_each_by_others
 from perfscope.commands.plan.calculation import TrainingPlan, estimate_layout, find_convention, possible_batches
 from perfscope.commands.plan.measured import read_measured
-from perfscope.commands.plan.options import ConventionName, PlanInputs
+from perfscope.commands.plan.options import ConventionName, PlanInputs, Target
 from perfscope.commands.plan.report import TIGHT, describe_duration, describe_fit
 from perfscope.constants import GB, MS_PER_S, NS_PER_S, TERA
 from perfscope.errors import UsageError
@@ -82,12 +82,12 @@ class Configuration:
 class Ranking:
     """The fastest configuration of each layout that fits, fastest first, and where it is tight the fastest that is not.
 
-    ``tokens`` are to be trained on. ``tried`` counts all configurations. ``checked`` are the errors of the
-    calibration's rows, each predicted from the others.
+    ``target`` are the tokens or the time of the training. ``tried`` counts all configurations. ``checked`` are the
+    errors of the calibration's rows, each predicted from the others.
     """
 
     configurations: tuple[Configuration, ...]
-    tokens: int | None
+    target: Target
     tried: int
     calibration: Calibration
     checked: Errors | None = None
@@ -122,7 +122,7 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
     fitting = [(memory, probability) for memory, probability in likely if probability >= _LIKELY]
     notes = tuple(f"not used to calibrate: {reason}" for _, reason in measured.refused)
     if not fitting:
-        return Ranking((), inputs.target.tokens, len(layouts), calibration, checked, notes)
+        return Ranking((), inputs.target, len(layouts), calibration, checked, notes)
     setups = [to_setup(inputs, memory.layout, shape, gpu, peak.dtype) for memory, _ in fitting]
     prediction = calibration.predict(setups)
     seconds = prediction.seconds
@@ -138,7 +138,7 @@ def rank_configurations(plan: TrainingPlan) -> Ranking:
         degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
         if (*degrees, False) not in found:
             found.setdefault((*degrees, one.is_tight), one)
-    return Ranking(tuple(found.values()), inputs.target.tokens, len(layouts), calibration, checked, notes)
+    return Ranking(tuple(found.values()), inputs.target, len(layouts), calibration, checked, notes)
 
 
 def to_setup(inputs: PlanInputs, layout: ParallelLayout, shape: Transformer, gpu: Gpu, dtype: str) -> StepSetup:
@@ -241,12 +241,18 @@ def _list_section(ranking: Ranking) -> Section:
         notes.append("No share of a peak is higher than `perfscope doctor --ceiling` measured on the same GPU.")
     if any(one.setup.zero not in stack.zero for one in ranking.configurations):
         notes.append("One software ranks all stages of ZeRO. --zero 3 predicts PyTorch's FSDP, which can take longer.")
-    if ranking.tokens:
-        best = ranking.best
-        times = (ranking.tokens / best.setup.tokens * seconds for seconds in (best.seconds, *best.interval))
-        duration, least, most = map(describe_duration, times)
+    best, target = ranking.best, ranking.target
+    rates = [best.setup.tokens / seconds for seconds in (best.seconds, *best.interval)]
+    if target.tokens:
+        duration, least, most = (describe_duration(target.tokens / rate) for rate in rates)
         notes.append(
-            f"{format_parameters(ranking.tokens)} tokens take {duration} with the title's ({least} to {most}), "
+            f"{format_parameters(target.tokens)} tokens take {duration} with the title's ({least} to {most}), "
+            "without pauses."
+        )
+    elif target.seconds:
+        trained, most, least = (format_parameters(round(target.seconds * rate)) for rate in rates)
+        notes.append(
+            f"In {describe_duration(target.seconds)} the title's configuration trains {trained} tokens ({least} to {most}), "
             "without pauses."
         )
     if ranking.checked:
