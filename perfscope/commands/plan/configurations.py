@@ -252,8 +252,8 @@ def _list_section(ranking: Ranking) -> Section:
     elif target.seconds:
         trained, most, least = (format_parameters(round(target.seconds * rate)) for rate in rates)
         notes.append(
-            f"In {describe_duration(target.seconds)} the title's configuration trains {trained} tokens ({least} to {most}), "
-            "without pauses."
+            f"In {describe_duration(target.seconds)} the title's configuration trains {trained} tokens "
+            f"({least} to {most}), without pauses."
         )
     if ranking.checked:
         notes.append(
