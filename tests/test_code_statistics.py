@@ -8,9 +8,9 @@ from benchmarks.code_statistics import ROOT, Checkout, Row, measure
 
 #: Figures that are above their target yet, and the most that they may be meanwhile. Only a new capability raises them.
 REACHED_SO_FAR = {
-    "Lines of Python that ship": 77_500,
-    "Lines of tests": 40_400,
-    "Thresholds": 371,
+    "Lines of Python that ship": 75_600,
+    "Lines of tests": 39_050,
+    "Thresholds": 315,
 }
 ROWS = measure(Checkout(ROOT))
 

@@ -237,7 +237,8 @@ def most_memory(run: Path, rank: int) -> tuple[int, int]:
 
 def test_allocators_of_real_runs_reserve_more_than_they_allocate() -> None:
     """The estimate's 9 % is inside of what torchtitan, Megatron, nanoGPT and the Trainer reserved."""
-    ratios = [reserved / peak for peak, reserved in (most_memory(run, 0) for run in kept_runs())]
+    runs = [run for run in kept_runs() if run.parent.name != "pairs"]  # which have no reserved memory
+    ratios = [reserved / peak for peak, reserved in (most_memory(run, 0) for run in runs)]
     assert 1.01 < min(ratios) < 1.09 < median(ratios) < max(ratios) < 1.39
 
 
