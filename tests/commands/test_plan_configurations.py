@@ -135,6 +135,7 @@ def test_a_measured_run_is_met_and_moves_its_neighbours(tmp_path: Path) -> None:
     assert after["step_s"] == pytest.approx(0.1641, rel=0.02)
     low, high = after["interval_s"]
     assert high / low < 1.25
+    assert "1 measured step and traced kernels" in ask(*GPT, *TYPED, "--zero", 1, "--calibrate", run).stdout
     wide = answer(*GPT, *TYPED[:4], "--micro-batch", 1, "--zero", 1, "--calibrate", run)["configurations"][0]
     assert wide["interval_s"][1] / wide["interval_s"][0] > high / low
 
@@ -144,7 +145,7 @@ def test_a_log_calibrates_and_what_states_too_little_is_refused() -> None:
         ROOT / "fixtures" / "logs" / f"{name}_h200.log" for name in ("deepspeed_pp4", "megatron_core_tp2_pp2")
     )
     words = ("--seq-len", 1024, "--gbs", 32, "--micro-batch", 4, "--pp", 4, "--checkpointing", "none")
-    assert "Calibrated by 1 measured step, from" in ask(*GPT, *words, "--calibrate", log).stdout
+    assert "Calibrated by 1 measured step without traces, from" in ask(*GPT, *words, "--calibrate", log).stdout
     assert "states no number of GPUs" in refused(*GPT, *words, "--calibrate", other, code=1)
 
 
@@ -177,7 +178,7 @@ def test_a_calibration_says_how_far_its_steps_are_from_the_prediction(tmp_path: 
     row = "llama3-8b,h200,8,8192,1,16,1900"
     path.write_text("\n".join(("model,gpu,gpus,seq_len,micro_batch,gbs,step_s", row, row, row.replace(",8,", ",-8,"))))
     told = ask(*words, "--calibrate", path).stdout
-    assert "Calibrated by 1 measured step," in told
+    assert "Calibrated by 1 measured step without traces," in told
     assert "are they seconds, and of this model?" in told
     assert "gpus is -8" in told
 

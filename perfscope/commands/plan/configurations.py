@@ -22,7 +22,7 @@ from perfscope.models.step_constants import find_stack
 from perfscope.models.transformer import Mixing, Transformer
 from perfscope.report import MOST_ROWS, Column, Json, Report, Row, Section, percent
 from perfscope.tables.columns import Int64
-from perfscope.tables.step_time import StepSetup
+from perfscope.tables.step_time import UNKNOWN, StepSetup
 from perfscope.units import format_bytes, format_count, format_parameters
 
 _TITLE = "Configurations, fastest first"
@@ -226,6 +226,8 @@ def _list_section(ranking: Ranking) -> Section:
     source = f"Constants: {stack.name}. Other software can take several times as long: calibrate by a step of its own."
     if ranking.calibration.rows:
         rows = format_count(len(ranking.calibration.rows), "measured step")
+        is_traced = any(row.terms != UNKNOWN for row in ranking.calibration.rows)
+        rows += " and traced kernels" if is_traced else " without traces"
         source = f"Calibrated by {rows}, from the constants of {stack.name}. {_compare_measured(ranking.calibration)}"
     elif not stack.is_measured:
         source = f"Not calibrated, so the interval is wide. Constants: {stack.name}, by the ratio of the peaks."
