@@ -71,13 +71,15 @@ def _to_data(timeline: JobTimeline) -> dict[str, Json]:
     position = {row: index for index, row in enumerate(rows)}
     pieces: list[list[Json]] = [[] for _ in rows]
     steps: list[list[Json]] = [[] for _ in rows]
-    for device in shown:
+    reasons: dict[int, str] = {}
+    for device, reason in zip(shown, timeline.why_shown or [""] * len(shown), strict=True):
         tracks = device.tracks
         offset_ns = timeline.job.clock_of(tracks.rank).offset_ns + timeline.start_ns
         row = position[tracks.rank, tracks.device]
+        if reason:
+            reasons.setdefault(row, reason)
         pieces[row].append(_pack_device(device, offset_ns, names))
         steps[row] += [[step.number, step.start_ns - offset_ns, step.last_ns - offset_ns] for step in tracks.steps]
-    reasons = dict(zip(timeline.shown, timeline.why_shown, strict=False))
     return {
         "end": timeline.end_ns - timeline.start_ns + 1,
         "states": [[name, str(colour)] for name, colour in zip(STATES, _COLOURS, strict=True)],
@@ -85,7 +87,7 @@ def _to_data(timeline: JobTimeline) -> dict[str, Json]:
             {"name": rank_name(rank), "steps": steps[index], "pieces": pieces[index]}
             for index, (rank, _) in enumerate(rows)
         ],
-        "why": [reasons.get(index, "") for index in timeline.shown] if reasons else [],
+        "why": [reasons.get(index, "") for index in range(len(rows))] if reasons else [],
         "names": list(names),
         "shares": _round_shares(timeline),
         "bins": len(timeline.shares),
