@@ -18,6 +18,7 @@ from perfscope.analyzers.tflops.per_token import vocabulary_rows
 from perfscope.constants import S_PER_DAY, S_PER_HOUR, TERA
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import (
+    activated_width,
     embedding_parameters,
     expert_split,
     layer_weights,
@@ -421,10 +422,8 @@ def _kept_results(model: Transformer) -> float:
 
     These are the query, the value, the gate and the last product (`_op_selective` of torchtitan v0.2.2).
     """
-    ffn = model.ffn * model.dense_layers
-    if model.experts:
-        ffn += (model.experts.active * model.experts.ffn + model.experts.shared_ffn) * model.experts.layers
-    return model.query_dim + model.kv_heads * model.head_dim + ffn / model.layers + model.hidden + model.value_dim
+    gate = activated_width(model) / model.layers
+    return model.query_dim + model.kv_heads * model.head_dim + gate + model.hidden + model.value_dim
 
 
 def _tokens(layout: ParallelLayout, seq_len: int) -> int:
@@ -478,11 +477,11 @@ def _mlp_bytes(model: Transformer, element_bytes: int, input_bytes: int, *, is_f
     operations keep the function of the gate, too.
     """
     tensors = 1 if model.mlp_matrices != GATED_MATRICES else 2 if is_fused else 3
-    ffn, copies = model.ffn * model.dense_layers, 0
+    copies = 0
     if model.experts:
-        ffn += (model.experts.active * model.experts.ffn + model.experts.shared_ffn) * model.experts.layers
         copies = model.experts.layers * model.experts.active * (model.experts.latent or model.hidden)
-    return ((element_bytes * tensors + input_bytes) * ffn + input_bytes * copies) / model.layers
+    width = activated_width(model)
+    return ((element_bytes * tensors + input_bytes) * width + input_bytes * copies) / model.layers
 
 
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: ParallelLayout, kept_logits: int) -> int:

@@ -75,6 +75,14 @@ def expert_mlp_weights(model: Transformer, routed: int) -> int:
     return ffn + latent + router_weights(model)
 
 
+def activated_width(model: Transformer) -> int:
+    """The widths of the MLPs that a token passes, those of its experts too, added up over the layers."""
+    width = model.ffn * model.dense_layers
+    if model.experts:
+        width += (model.experts.active * model.experts.ffn + model.experts.shared_ffn) * model.experts.layers
+    return width
+
+
 def expert_split(tensor: int, expert: int) -> int:
     """GPUs that a layer's experts are spread over, whole as in Megatron-Bridge (expert-tensor-parallel size 1).
 

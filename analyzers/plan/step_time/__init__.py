@@ -19,7 +19,7 @@ from perfscope.analyzers.plan import LAST_STAGE, balance_stages
 from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing
 from perfscope.models.hardware import find_gpu
-from perfscope.models.parameter_counts import embedding_parameters, expert_split, layer_weights
+from perfscope.models.parameter_counts import activated_width, embedding_parameters, expert_split, layer_weights
 from perfscope.models.step_constants import StepConstants, find_node, step_counts
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.step_time import NANOTRON, StepSetup, StepTerms
@@ -79,9 +79,6 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
     link_gb_s = gpu.link.gb_s if gpu.link else node.network_gb_s
     experts = model.experts
     active = experts.active if experts else 0
-    activated = model.dense_layers * model.ffn
-    if experts:
-        activated += experts.layers * (active * experts.ffn + experts.shared_ffn)
     seen = model.full_layers * setup.seq_len + sum(
         mixer.layers * min(mixer.window, setup.seq_len) for mixer in model.mixers
     )
@@ -106,7 +103,7 @@ def _list_numbers(setup: StepSetup) -> dict[str, float]:
         "heads": model.heads,
         "head_dims": model.query_dim + model.value_dim,
         "kv_dim": (model.heads if model.latent else model.kv_heads) * model.head_dim,
-        "activated": activated / model.layers * (model.mlp_matrices - 1),
+        "activated": activated_width(model) / model.layers * (model.mlp_matrices - 1),
         "shared_weights": layer_weights(model, 0) / model.layers,
         "routed_weights": (layer_weights(model, active) - layer_weights(model, 0)) / model.layers,
         "routed_fraction": experts.active * split / (setup.tensor * experts.routed) if experts else 1,
